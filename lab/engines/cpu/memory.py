@@ -1,0 +1,121 @@
+"""Memory for the buffers that kernels write: far from everything else, with no access around it.
+
+Each buffer lies at the end of its pages inside a reserved range so large that an index wrong by up to 32
+bits stays in it, so that a wild access faults and no other array can change. What is left of its first
+and last page holds a pattern, which shows a stray write there after the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import EngineError
+from .native import Runtime, runtime
+
+_RANGE = 128 << 30
+_SMALLEST = 1 << 30  # where the system does not give more address space
+_PATTERN = 0xA5
+_PATTERNS = bytes([_PATTERN]) * (2 * mmap.PAGESIZE)
+_KEEP = 1 << 20  # bytes that stay open in a free range for the next buffer
+
+
+@dataclass(frozen=True)
+class Stray:
+    """A write outside a buffer: the byte's offset from the buffer's start (negative: before it)."""
+
+    offset: int
+
+
+class Block:
+    """One buffer in guarded memory. ``data`` is a uint8 view of its bytes."""
+
+    def __init__(self, start: int, span: int) -> None:
+        self.range = range(start, start + span)
+        """The addresses reserved for it."""
+        self._base = start + span // 4  # the quarter below is for indices wrong the other way
+        self._open = 0
+        self.address = 0
+        self.nbytes = 0
+
+    def prepare(self, nbytes: int, memory: Runtime) -> None:
+        """Open enough pages for ``nbytes`` bytes, which start at a multiple of 16."""
+        page = mmap.PAGESIZE
+        size = max(page, -(-nbytes // page) * page)
+        if size != self._open:
+            if self._open:
+                memory.decommit(self._base, self._open)
+                self._open = 0
+            if self._base + size > self.range.stop or memory.commit(self._base, size) != 0:
+                raise EngineError(f"There is no memory for a buffer of {nbytes} bytes.")
+            self._open = size
+            self._pages = np.frombuffer((ctypes.c_uint8 * size).from_address(self._base), np.uint8)
+        offset = (size - nbytes) & ~15
+        self.address, self.nbytes = self._base + offset, nbytes
+        self._pages[:offset] = _PATTERN
+        self._pages[offset + nbytes :] = _PATTERN
+        self.data = self._pages[offset : offset + nbytes]
+
+    def stray(self) -> Stray | None:
+        """The first byte around the buffer that was written, if one was."""
+        offset = self.address - self._base
+        before, after = self._pages[:offset], self._pages[offset + self.nbytes :]
+        if before.tobytes() + after.tobytes() == _PATTERNS[: before.size + after.size]:
+            return None
+        changed = np.flatnonzero(before != _PATTERN)
+        if changed.size:
+            return Stray(int(changed[-1]) - offset)
+        return Stray(self.nbytes + int(np.flatnonzero(after != _PATTERN)[0]))
+
+    def close(self, memory: Runtime) -> None:
+        """Give large memory back to the system."""
+        if self._open > _KEEP:
+            memory.decommit(self._base, self._open)
+            self._open = 0
+
+
+class Arena:
+    """The reserved ranges of this process."""
+
+    def __init__(self) -> None:
+        self._memory = runtime()
+        self._free: list[Block] = []
+        self._lock = threading.Lock()
+        self._span = _RANGE
+
+    def take(self, nbytes: int) -> Block:
+        """A block of ``nbytes`` bytes; give it back with ``give``. Raises EngineError without memory."""
+        with self._lock:
+            block = self._free.pop() if self._free else self._reserve()
+        try:
+            block.prepare(nbytes, self._memory)
+        except EngineError:
+            self.give(block)
+            raise
+        return block
+
+    def give(self, block: Block) -> None:
+        """Take the block back."""
+        block.close(self._memory)
+        with self._lock:
+            self._free.append(block)
+
+    def _reserve(self) -> Block:
+        while True:
+            start = self._memory.reserve(self._span)
+            if start:
+                return Block(start, self._span)
+            if self._free or self._span <= _SMALLEST:
+                raise EngineError("The system gives this process no more address space.")
+            self._span //= 4
+
+
+@functools.cache
+def arena() -> Arena:
+    """The one arena of this process."""
+    return Arena()

@@ -1,0 +1,214 @@
+// What a generated unit needs besides the library: the dispatch records, storage, binding, and description of types.
+#pragma once
+#include "metal_stdlib"
+#include "msl_launch.h"
+
+// ---- storage ------------------------------------------------------------------------------------------
+
+// Program-scope tables lie in __global, as the compiler demands; code sees them in Metal's constant memory.
+template <class T>
+constexpr constant T& msl_constant(const __global T& x) {
+    return (constant T&)x;
+}
+
+// A block of the threadgroup's memory. The executor gives each id of a kernel a place of its own.
+extern "C" __attribute__((const, nothrow)) __local char* msl_threadgroup_block(uint id, uint size);
+
+template <class T, uint id>
+inline __local T& msl_threadgroup() {
+    return *(__local T*)msl_threadgroup_block(id, sizeof(T));
+}
+
+// ---- binding ------------------------------------------------------------------------------------------
+
+template <class F>
+struct msl_signature;
+template <class R, class... A>
+struct msl_signature<R(A...)> {
+    template <uint i>
+    using argument = __type_pack_element<i, A...>;
+};
+
+template <class P>
+struct msl_bind;
+template <class T>
+struct msl_bind<T*> {
+    T* pointer;
+    explicit msl_bind(ulong address) : pointer((T*)address) {}
+    T* get() { return pointer; }
+};
+template <class T>
+struct msl_bind<T&> {
+    T* pointer;
+    explicit msl_bind(ulong address) : pointer((T*)address) {}
+    T& get() { return *pointer; }
+};
+// Constant memory does not change during a dispatch: a copy lets the optimiser keep its fields in registers.
+template <class T, bool small = sizeof(T) <= 512>
+struct msl_constant_copy {
+    T value;
+    explicit msl_constant_copy(ulong address) : value(*(constant T*)address) {}
+    constant T& get() { return *(constant T*)(__generic T*)&value; }
+};
+template <class T>
+struct msl_constant_copy<T, false> {
+    constant T* pointer;
+    explicit msl_constant_copy(ulong address) : pointer((constant T*)address) {}
+    constant T& get() { return *pointer; }
+};
+template <class T>
+struct msl_bind<constant T&> : msl_constant_copy<T> {
+    explicit msl_bind(ulong address) : msl_constant_copy<T>(address) {}
+};
+
+// Size of a threadgroup along one axis: the last one holds what is left.
+inline uint msl_extent(uint left, uint size) { return left < size ? left : size; }
+
+// [[threadgroup(n)]] arguments lie after the kernel's own storage, one after the other.
+inline ulong msl_threadgroup_offset(const msl_launch& launch, uint index) {
+    ulong offset = 0;
+    for (uint i = 0; i < index; ++i) offset += (launch.threadgroup_bytes[i] + 15ul) & ~15ul;
+    return offset;
+}
+
+// A thread attribute in the type the kernel declares it with.
+template <class P>
+struct msl_attribute {
+    static P make(uint x, uint, uint) { return (P)x; }
+};
+template <class T>
+struct msl_attribute<metal::vec<T, 2>> {
+    static metal::vec<T, 2> make(uint x, uint y, uint) { return metal::vec<T, 2>((T)x, (T)y); }
+};
+template <class T>
+struct msl_attribute<metal::vec<T, 3>> {
+    static metal::vec<T, 3> make(uint x, uint y, uint z) { return metal::vec<T, 3>((T)x, (T)y, (T)z); }
+};
+
+// ---- description: lab/source/layout.py reads these numbers from the unit's constants --------------------
+
+enum msl_scalar : uint {
+    msl_void, msl_bool, msl_i8, msl_u8, msl_i16, msl_u16, msl_i32, msl_u32, msl_i64, msl_u64,
+    msl_f16, msl_bf16, msl_f32, msl_f64, msl_unknown, msl_struct = 100
+};
+
+template <class T>
+struct msl_struct_id {
+    enum { value = -1 };
+};
+
+template <class T>
+struct msl_element {  // a struct or something we have no name for
+    static constexpr uint scalar = msl_struct_id<T>::value < 0 ? msl_unknown : msl_struct + msl_struct_id<T>::value;
+    static constexpr uint components = 1, columns = 1;
+};
+template <>
+struct msl_element<void> {
+    static constexpr uint scalar = msl_void, components = 1, columns = 1;
+};
+#define MSL_SCALAR(T, name)                                          \
+    template <>                                                      \
+    struct msl_element<T> {                                          \
+        static constexpr uint scalar = name, components = 1, columns = 1; \
+    };
+MSL_SCALAR(bool, msl_bool)
+MSL_SCALAR(char, msl_i8)
+MSL_SCALAR(signed char, msl_i8)
+MSL_SCALAR(uchar, msl_u8)
+MSL_SCALAR(short, msl_i16)
+MSL_SCALAR(ushort, msl_u16)
+MSL_SCALAR(int, msl_i32)
+MSL_SCALAR(uint, msl_u32)
+MSL_SCALAR(long, msl_i64)
+MSL_SCALAR(ulong, msl_u64)
+MSL_SCALAR(long long, msl_i64)
+MSL_SCALAR(unsigned long long, msl_u64)
+MSL_SCALAR(half, msl_f16)
+MSL_SCALAR(bfloat, msl_bf16)
+MSL_SCALAR(float, msl_f32)
+#undef MSL_SCALAR
+template <class T, int N>
+struct msl_element<metal::vec<T, N>> {
+    static constexpr uint scalar = msl_element<T>::scalar, components = N, columns = 1;
+};
+template <class T, int N>
+struct msl_element<metal::packed_vec<T, N>> {
+    static constexpr uint scalar = msl_element<T>::scalar, components = N, columns = 1;
+};
+template <class T, int C, int R>
+struct msl_element<metal::matrix<T, C, R>> {
+    static constexpr uint scalar = msl_element<T>::scalar, components = R, columns = C;
+};
+template <class T>
+struct msl_element<metal::atomic<T>> : msl_element<T> {};
+
+template <class T>
+struct msl_plain {  // without qualifiers, address space and array extents
+    using type = T;
+    static constexpr uint space = 0, is_const = 0, count = 1;
+};
+template <class T>
+struct msl_plain<__global T> : msl_plain<T> {
+    static constexpr uint space = 1;
+};
+template <class T>
+struct msl_plain<__attribute__((opencl_global_host)) T> : msl_plain<T> {
+    static constexpr uint space = 2;
+};
+template <class T>
+struct msl_plain<__local T> : msl_plain<T> {
+    static constexpr uint space = 3;
+};
+template <class T>
+struct msl_plain<const T> : msl_plain<T> {
+    static constexpr uint is_const = 1;
+};
+template <class T>
+struct msl_plain<volatile T> : msl_plain<T> {};
+template <class T>
+struct msl_plain<const __global T> : msl_plain<T> {
+    static constexpr uint space = 1, is_const = 1;
+};
+template <class T>
+struct msl_plain<volatile __global T> : msl_plain<__global T> {};
+template <class T>
+struct msl_plain<const volatile __global T> : msl_plain<const __global T> {};
+template <class T>
+struct msl_plain<const __attribute__((opencl_global_host)) T> : msl_plain<T> {
+    static constexpr uint space = 2, is_const = 1;
+};
+template <class T, ulong N>
+struct msl_plain<T[N]> : msl_plain<T> {
+    static constexpr uint count = (uint)N * msl_plain<T>::count;
+};
+
+template <class P>
+struct msl_pointee {
+    using type = P;
+    static constexpr uint indirection = 0;
+};
+template <class T>
+struct msl_pointee<T*> {
+    using type = T;
+    static constexpr uint indirection = 1;
+};
+template <class T>
+struct msl_pointee<T&> {
+    using type = T;
+    static constexpr uint indirection = 2;
+};
+
+template <class T>
+constexpr uint msl_sizeof = sizeof(T);
+template <>
+inline constexpr uint msl_sizeof<void> = 1;
+
+// Five numbers of a type: scalar, components, columns, size of one element, count.
+#define MSL_FIELD(...)                                                                                  \
+    msl_element<msl_plain<__VA_ARGS__>::type>::scalar, msl_element<msl_plain<__VA_ARGS__>::type>::components, \
+    msl_element<msl_plain<__VA_ARGS__>::type>::columns, msl_sizeof<msl_plain<__VA_ARGS__>::type>,       \
+    msl_plain<__VA_ARGS__>::count
+// Eight numbers: indirection, address space, const, then the five of what it points to.
+#define MSL_DESCRIBE(...)                                                                               \
+    msl_pointee<__VA_ARGS__>::indirection, msl_plain<msl_pointee<__VA_ARGS__>::type>::space,            \
+    msl_plain<msl_pointee<__VA_ARGS__>::type>::is_const, MSL_FIELD(msl_pointee<__VA_ARGS__>::type)

@@ -1,0 +1,135 @@
+"""``%%metal`` and ``%metal``: Metal in notebook cells."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.display import Code, display
+
+from . import doctor
+from .card import Card
+from .engines import registry
+from .kernel import Kernel, Library, compile
+from .source.compiler import MATH
+
+
+@magics_class
+class MetalMagics(Magics):
+    """The lab's magics. One default engine per notebook."""
+
+    engine = "auto"
+
+    @magic_arguments()
+    @argument("-e", "--engine", choices=registry.NAMES, help="Engine to run the cell's kernels on.")
+    @argument("-D", "--define", action="append", default=[], metavar="NAME=VALUE", help="Define a macro; repeatable.")
+    @argument("-I", "--include", action="append", default=[], metavar="FILE", help="Read FILE before the cell; repeatable.")
+    @argument("--math", choices=tuple(MATH), default="safe", help="Floating-point freedom (default: safe).")
+    @argument("--name", help="Also keep the cell's kernels as a library under this name.")
+    @argument("--quiet", action="store_true", help="Show no card.")
+    @cell_magic("metal")
+    def cell(self, line: str, cell: str) -> None:
+        """Compile the Metal source in this cell and define each of its kernels as a Python function.
+
+        A kernel is called as ``name(buffers..., grid=threads, threadgroup=threads_per_group)`` and gives
+        the buffers it writes as new MLX arrays. Options may use Python values, as in ``-D N={n}``.
+        """
+        options = _parse(self.cell.parser, line)
+        if options.name is not None and not options.name.isidentifier():
+            raise UsageError(f"--name takes a Python name, not {options.name!r}.")
+        started = time.perf_counter()
+        library = compile(
+            _as_source(cell),
+            name=options.name,
+            defines=dict(_define(text) for text in options.define),
+            include=options.include,
+            engine=options.engine or self.engine,
+            math=options.math,
+        )
+        seconds = time.perf_counter() - started
+        if len(library) == 1:  # one kernel: its compile time belongs to the cell
+            next(iter(library.values())).describe()
+        self._define_in_notebook(library, options.name)
+        if not options.quiet:
+            display(Card(library, seconds))
+
+    def _define_in_notebook(self, library: Library, name: str | None) -> None:
+        values: dict[str, Any] = {k: v for k, v in library.items() if k.isidentifier()}
+        if name:
+            values[name] = library
+        assert self.shell is not None
+        self.shell.push(values)
+
+    @line_magic("metal")
+    def line(self, line: str) -> Any:
+        """``%metal kernels`` lists the notebook's kernels, ``%metal source NAME`` shows one's source,
+        ``%metal engine [NAME]`` tells or sets the engine of the cells to come, ``%metal doctor`` says what
+        works on this machine.
+        """
+        words = line.split()
+        verbs = {"kernels": 0, "engine": 1, "source": 1, "doctor": 0}
+        verb = words[0] if words else ""
+        if verb not in verbs or len(words) - 1 > verbs[verb]:
+            raise UsageError("%metal takes one of: kernels, engine [NAME], source NAME, doctor.")
+        if verb == "kernels":
+            return self._kernels()
+        if verb == "engine":
+            return self._engine(words[1:])
+        if verb == "source":
+            return self._source(words[1:])
+        print(doctor.examine().text())
+        return None
+
+    def _known(self) -> dict[str, Kernel]:
+        assert self.shell is not None
+        return {k: v for k, v in self.shell.user_ns.items() if isinstance(v, Kernel) and not k.startswith("_")}
+
+    def _kernels(self) -> None:
+        found = self._known()
+        print("\n".join(repr(kernel) for kernel in found.values()) or "No kernels yet: run a %%metal cell.")
+
+    def _engine(self, words: list[str]) -> None:
+        if words:
+            registry.engine(words[0])
+            self.engine = words[0]
+        chosen = registry.engine(self.engine).name
+        print(f"Kernels of new cells run on {chosen}." if self.engine == chosen else f"{self.engine}: {chosen}.")
+
+    def _source(self, words: list[str]) -> Code:
+        found = self._known()
+        if not words or words[0] not in found:
+            known = ", ".join(found) or "none yet"
+            raise UsageError(f"%metal source takes the name of a kernel of this notebook: {known}.")
+        return Code(found[words[0]].source, language="cpp")
+
+
+def _parse(parser: Any, line: str) -> Any:
+    """The options of the magic line. Quotes group and are removed."""
+    unresolved = re.search(r"\{[^{}]*\}", line)
+    if unresolved:
+        raise UsageError(f"{unresolved.group()} in the %%metal line is not known to this notebook.")
+    try:
+        words = shlex.split(line)
+    except ValueError as problem:
+        raise UsageError(f"The %%metal line has a quote that does not close ({problem}).") from None
+    return parser.parse_args(words)
+
+
+def _define(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    return name.strip(), value if equals else "1"
+
+
+def _as_source(cell: str) -> str:
+    # A cell is always text, never the name of a file.
+    return cell if "\n" in cell else cell + "\n"
+
+
+def load(shell: Any) -> None:
+    """Register the magics with an IPython shell."""
+    shell.register_magics(MetalMagics)

@@ -1,0 +1,119 @@
+"""From a unit to LLVM IR: the flags, the precompiled headers, and what goes wrong told in Metal's terms."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import cache, resources
+from ..errors import CompileError, EngineError
+from . import diagnostics, toolchain
+from .diagnostics import Diagnostic, Place
+from .unit import Unit
+
+MATH = {
+    "safe": ("-ffp-contract=off",),
+    "relaxed": ("-ffp-contract=fast", "-fno-signed-zeros", "-freciprocal-math", "-fassociative-math", "-fno-trapping-math"),
+    "fast": ("-ffp-contract=fast", "-ffast-math", "-fhonor-infinities", "-fhonor-nans"),
+}
+
+# Metal's language through C++ for OpenCL, which has real address spaces.
+_LANGUAGE = (
+    "-x", "clcpp", "-cl-std=clc++2021", "-Xclang", "-cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64", "-cl-no-stdinc",
+    "-cl-single-precision-constant", "-fdeclspec", "-ffreestanding", "-nostdinc",
+    # Arrays of MLX start at any multiple of 8: vector loads may assume no more than an element's alignment.
+    "-fmax-type-align=4",
+    # Kernels read memory as another type than it was written, and loop forever until they are stopped.
+    "-fno-strict-aliasing", "-fno-finite-loops",
+    # A null pointer is a bad address like any other, not a licence to drop code.
+    "-fno-delete-null-pointer-checks",
+    "-fno-caret-diagnostics", "-fdiagnostics-print-source-range-info", "-fno-color-diagnostics",
+    "-ftemplate-backtrace-limit=4", "-ferror-limit=12",
+    "-O2",  # always, since precompiled headers belong to one level
+)  # fmt: skip
+_WARNINGS = (
+    "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-duplicate-decl-specifier", "-Wno-unused-value",
+    "-Wno-unknown-pragmas", "-Wno-invalid-offsetof", "-Wno-c++20-extensions", "-Wno-c++2b-extensions",
+    "-Wno-c99-extensions", "-Wno-undefined-internal", "-Wno-undefined-inline", "-Wno-missing-declarations",
+    "-Wno-pass-failed", "-Wno-attributes", "-Wno-gnu-zero-variadic-macro-arguments",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """What code is made for: a clang triple and processor. ``arguments`` are clang's."""
+
+    triple: str
+    cpu: str = "native"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        flag = "-march=" if self.triple.startswith("x86_64") else "-mcpu="
+        return ("-target", self.triple, flag + self.cpu)
+
+
+def host() -> Target:
+    """This machine. Raises EngineError where the engine does not know it."""
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    if machine not in ("x86_64", "aarch64"):
+        raise EngineError(f"The CPU engine runs on x86-64 and arm64, not on {platform.machine()}.")
+    if sys.platform == "darwin":
+        return Target(f"{machine.replace('aarch64', 'arm64')}-apple-macosx13.0", "native" if machine == "x86_64" else "apple-m1")
+    return Target(f"{machine}-linux-gnu")
+
+
+@functools.cache
+def headers_key() -> str:
+    """A hash of our own headers and where they lie (precompiled headers remember their paths)."""
+    include = resources.include()
+    digest = hashlib.sha256(str(include).encode())
+    for path in sorted(p for p in include.rglob("*") if p.is_file()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def language_flags(target: Target, math: str) -> tuple[str, ...]:
+    """Clang arguments that the precompiled headers and every unit share."""
+    return (*_LANGUAGE, *_WARNINGS, *target.arguments, *MATH[math])
+
+
+def precompiled(target: Target, math: str) -> Path:
+    """The precompiled headers for these flags, made where they are missing."""
+    flags = language_flags(target, math)
+    name = cache.key("pch", toolchain.version(), headers_key(), *flags) + ".pch"
+
+    def make(path: Path) -> None:
+        header = resources.include() / "msl_unit.h"
+        done = toolchain.clang(
+            [*flags, "-c", "-Xclang", "-emit-pch", "-fpch-instantiate-templates", "-Xclang", "-fno-pch-timestamp", "-I", str(header.parent)]
+            + [str(header), "-o", str(path)]
+        )
+        if done.returncode:
+            raise EngineError(f"The lab's own headers do not compile: {done.stderr.strip()[:2000]}")
+
+    return cache.shared().path(name, make)
+
+
+def compile_ir(unit: Unit, target: Target, math: str, *more: str) -> tuple[str, list[Diagnostic]]:
+    """LLVM IR of ``unit`` and the warnings met; ``more`` are further arguments for clang.
+
+    Raises CompileError in the user's terms.
+    """
+    arguments = [*language_flags(target, math), "-include-pch", str(precompiled(target, math))]
+    arguments += [*more, "-S", "-emit-llvm", "-o", "-", "-"]
+    done = toolchain.clang(arguments, unit.text)
+
+    def locate(file: str, line: int, column: int) -> Place | None:
+        return unit.locate(line, column) if file == "<stdin>" else None
+
+    found = diagnostics.in_users_terms(diagnostics.parse(done.stderr), locate, unit.preprocessed.line_of)
+    if done.returncode:
+        shown = diagnostics.errors(found)
+        shown = [d for d in shown if d.place is not None] or shown
+        text = "\n".join(d.render() for d in shown) or done.stderr.strip() or "The compiler stopped without a word."
+        raise CompileError(text, found)
+    return done.stdout, [d for d in found if d.place is not None]

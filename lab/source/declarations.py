@@ -1,0 +1,111 @@
+"""What a Metal source declares, as data: kernels, their parameters, structs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .tokens import Token
+
+# Thread attributes by name: how many components they have (1: a scalar only).
+THREAD_ATTRIBUTES = {
+    "thread_position_in_grid": 3,
+    "thread_position_in_threadgroup": 3,
+    "threadgroup_position_in_grid": 3,
+    "threads_per_grid": 3,
+    "threads_per_threadgroup": 3,
+    "dispatch_threads_per_threadgroup": 3,
+    "threadgroups_per_grid": 3,
+    "grid_origin": 3,
+    "grid_size": 3,
+    "thread_index_in_threadgroup": 1,
+    "thread_index_in_simdgroup": 1,
+    "thread_index_in_quadgroup": 1,
+    "threads_per_simdgroup": 1,
+    "thread_execution_width": 1,
+    "simdgroup_index_in_threadgroup": 1,
+    "simdgroups_per_threadgroup": 1,
+    "dispatch_simdgroups_per_threadgroup": 1,
+    "quadgroup_index_in_threadgroup": 1,
+    "quadgroups_per_threadgroup": 1,
+    "dispatch_quadgroups_per_threadgroup": 1,
+}
+
+ADDRESS_SPACES = frozenset({"device", "constant", "threadgroup", "thread"})
+SPECIFIERS = frozenset({"static", "constexpr", "const", "inline", "extern", "volatile"})
+OUT_OF_SCOPE = frozenset({"texture", "sampler", "stage_in", "imageblock", "raytracing", "payload"})
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A kernel parameter.
+
+    ``role`` is ``buffer`` (``index`` is its buffer index), ``threadgroup`` (a ``[[threadgroup(n)]]``
+    argument), ``thread`` (an attribute such as thread_position_in_grid, named in ``attribute``),
+    ``unsupported`` (textures and the like) or ``unknown``. ``type`` is the declared type as written.
+    """
+
+    name: str
+    type: str
+    role: str
+    attribute: str
+    index: int | None
+    token: Token
+
+    @property
+    def space(self) -> str:
+        """The address space the declaration names, or an empty string."""
+        words = self.type.replace("*", " ").replace("&", " ").split()
+        return next((word for word in words if word in ADDRESS_SPACES), "")
+
+    @property
+    def written(self) -> bool:
+        """Whether the kernel may write it: a ``device`` pointer or reference that is not ``const``."""
+        pointee = self.type.rsplit("*", 1)[0].rsplit("&", 1)[0].split()
+        return self.role == "buffer" and self.space == "device" and "const" not in pointee
+
+
+@dataclass(frozen=True)
+class KernelDeclaration:
+    """A kernel that can be dispatched: its host name, the C++ expression that names it, its parameters.
+
+    ``token`` is its name in the source; ``first`` and ``last`` are the tokens its definition spans.
+    """
+
+    name: str
+    expression: str
+    parameters: tuple[Parameter, ...]
+    token: Token
+    first: Token
+    last: Token
+
+
+@dataclass(frozen=True)
+class StructDeclaration:
+    """A struct at namespace scope and the names of its plain data members, in order."""
+
+    name: str
+    qualified: str
+    fields: tuple[str, ...]
+    words: frozenset[str]
+    """Every name its body uses, so that structs within it can be followed."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace the characters ``[start, end)`` of the scanned text."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass
+class Declarations:
+    """All that the scanner found, and the edits that turn the text into what the compiler takes."""
+
+    kernels: list[KernelDeclaration] = field(default_factory=list)
+    structs: dict[str, StructDeclaration] = field(default_factory=dict)
+    edits: list[Edit] = field(default_factory=list)
+    out_of_scope: list[tuple[Token, str]] = field(default_factory=list)
+    functions: dict[str, set[str]] = field(default_factory=dict)
+    """Every name used in the bodies of the functions of one name: an over-approximate call graph."""

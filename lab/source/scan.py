@@ -1,0 +1,407 @@
+"""Finding the declarations of a Metal source, and the edits that make it C++ for OpenCL.
+
+The scanner walks the tokens of preprocessed text. It knows just as much of the grammar as it takes to
+find declarations in it; types are left to the compiler (see ``layout``). It never fails on half-typed
+source: what it can't read it passes over, and the compiler says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .declarations import ADDRESS_SPACES, SPECIFIERS, Declarations, Edit, KernelDeclaration, Parameter, StructDeclaration
+from .parameters import declarator, host_name, is_bit_field, read_parameters
+from .tokens import Token, closing, closing_angle, split, tokenize
+
+
+def scan(text: str) -> Declarations:
+    """Find the declarations in preprocessed ``text``."""
+    return _Scanner(text).run()
+
+
+class _Scanner:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = tokenize(text)
+        self.found = Declarations()
+        self.templates: dict[str, tuple[str, tuple[Parameter, ...], Token, Token]] = {}
+        self.fields: list[str] = []  # data members of the struct being read
+        self.storage = 0  # threadgroup declarations so far
+
+    def run(self) -> Declarations:
+        self._scope(0, len(self.tokens), (), in_struct=False)
+        return self.found
+
+    # -- scopes ----------------------------------------------------------------------------------------
+
+    def _scope(self, i: int, end: int, names: tuple[str, ...], *, in_struct: bool) -> None:
+        """Declarations in tokens ``[i, end)`` of a namespace or struct called ``names``."""
+        tokens = self.tokens
+        while i < end:
+            text = tokens[i].text
+            if text in (";", "}", "public", "private", "protected", ":"):
+                i += 1
+            elif text == "namespace" or (text == "inline" and i + 1 < end and tokens[i + 1].text == "namespace"):
+                i = self._namespace(i, end, names)
+            elif text == "extern" and i + 2 < end and tokens[i + 1].kind == "string" and tokens[i + 2].text == "{":
+                close = closing(tokens, i + 2)
+                self._scope(i + 3, close, names, in_struct=False)
+                i = close + 1
+            elif text in ("using", "friend", "static_assert"):
+                i = self._statement_end(i, end) + 1
+            else:
+                i = self._declaration(i, end, names, in_struct=in_struct)
+
+    def _namespace(self, i: int, end: int, names: tuple[str, ...]) -> int:
+        tokens = self.tokens
+        inner = names
+        while i < end and tokens[i].text not in ("{", ";"):
+            if tokens[i].kind == "name" and tokens[i].text not in ("namespace", "inline"):
+                inner = (*inner, tokens[i].text)
+            i += 1
+        if i >= end or tokens[i].text == ";":
+            return i + 1
+        close = closing(tokens, i)
+        self._scope(i + 1, close if tokens[close].text == "}" else end, inner, in_struct=False)
+        return close + 1
+
+    def _statement_end(self, i: int, end: int) -> int:
+        """Index of the ``;`` that ends the statement at ``i`` (brackets skipped), or ``end``."""
+        while i < end and self.tokens[i].text != ";":
+            if self.tokens[i].text in ("(", "[", "{", "[["):
+                i = closing(self.tokens, i)
+            i += 1
+        return i
+
+    # -- declarations ----------------------------------------------------------------------------------
+
+    def _declaration(self, start: int, end: int, names: tuple[str, ...], *, in_struct: bool) -> int:
+        """Read one declaration; returns the index after it."""
+        tokens = self.tokens
+        i = start
+        templated = False
+        while i < end and tokens[i].text == "template":
+            if i + 1 < end and tokens[i + 1].text == "<":
+                close = closing_angle(tokens, i + 1)
+                if close is None:
+                    return self._statement_end(i, end) + 1
+                templated, i = True, close + 1
+            else:
+                return self._instantiation(start, end, names)
+        head_start = i
+        parameters: tuple[int, int] | None = None
+        equals = False
+        in_initialisers = False
+        while i < end:
+            text = tokens[i].text
+            if text == ";":
+                self._plain(start, head_start, i, names, parameters, in_struct=in_struct, templated=templated)
+                return i + 1
+            if text in ("struct", "class", "union", "enum") and parameters is None and not equals:
+                body = self._type_body(i, end)
+                if body is not None:
+                    i = self._type(i, body, names, head_start, templated)
+                    continue
+            elif text == "=":
+                equals = equals or not (i and tokens[i - 1].text == "operator")
+            elif text in ("(", "[", "[["):
+                close = closing(tokens, i)
+                if text == "(" and parameters is None and not equals and self._may_name_function(i, head_start):
+                    parameters = (i, close)
+                i = close
+            elif text == "<" and tokens[i - 1].kind == "name" and tokens[i - 1].text != "operator":
+                i = closing_angle(tokens, i) or i
+            elif text == ":" and parameters is not None:
+                in_initialisers = True
+            elif text == "{":
+                close = closing(tokens, i)
+                function = parameters is not None and not equals
+                member_init = in_initialisers and tokens[i - 1].kind == "name" and close + 1 < end
+                if function and not (member_init and tokens[close + 1].text in (",", "{")):
+                    assert parameters is not None
+                    self._function(start, head_start, parameters, i, close, names, templated, in_struct)
+                    return close + 1
+                i = close
+            i += 1
+        return end
+
+    def _may_name_function(self, paren: int, head_start: int) -> bool:
+        before = self.tokens[paren - 1] if paren > head_start else None
+        if before is None:
+            return False
+        if before.kind == "name":
+            return before.text not in ("alignas", "decltype", "__attribute__", "noexcept", "sizeof")
+        i = paren - 1  # operator+ ( ... ), operator() ( ... ), f<int> ( ... )
+        while i > head_start and self.tokens[i].kind == "punct" and i > paren - 4:
+            i -= 1
+        return self.tokens[i].text == "operator" or before.text == ">"
+
+    # -- types -----------------------------------------------------------------------------------------
+
+    def _type_body(self, i: int, end: int) -> int | None:
+        """Index of the ``{`` of the struct, union or enum that starts at ``i``, if it has one."""
+        while i < end and self.tokens[i].text not in (";", "{", "(", ")", "=", "*", "&", ",", ">"):
+            if self.tokens[i].text in ("[[", "["):
+                i = closing(self.tokens, i)
+            elif self.tokens[i].text == "alignas":
+                i = closing(self.tokens, i + 1)
+            elif self.tokens[i].text == "<":
+                i = closing_angle(self.tokens, i) or i
+            i += 1
+        return i if i < end and self.tokens[i].text == "{" else None
+
+    def _type(self, i: int, body: int, names: tuple[str, ...], head_start: int, templated: bool) -> int:
+        """Read the struct at ``i``; returns the index of its closing brace."""
+        tokens = self.tokens
+        close = closing(tokens, body)
+        if tokens[i].text == "enum":
+            return close + 1
+        name, j = "", i + 1
+        while j < body and tokens[j].text != ":":
+            if tokens[j].text in ("[[", "("):
+                j = closing(tokens, j)
+            elif tokens[j].kind == "name" and tokens[j].text not in ("alignas", "final"):
+                name = name or tokens[j].text
+            elif tokens[j].text == "<":
+                templated = True
+                j = closing_angle(tokens, j) or j
+            j += 1
+        aliases = []
+        if any(t.text == "typedef" for t in tokens[head_start:i]):
+            stop = self._statement_end(close, len(tokens))
+            aliases = [part[-1].text for part in split(tokens[close + 1 : stop]) if part and part[-1].kind == "name"]
+        outer_fields, self.fields = self.fields, []
+        self._scope(body + 1, close, (*names, name) if name else names, in_struct=True)
+        fields, self.fields = self.fields, outer_fields
+        self._method_spaces(body, close)
+        if not templated:
+            for alias in [name, *aliases]:
+                if alias:
+                    qualified = "::".join((*names, alias))
+                    words = frozenset(t.text for t in tokens[body:close] if t.kind == "name")
+                    self.found.structs[alias] = StructDeclaration(alias, qualified, tuple(fields), words)
+        return close + 1
+
+    def _method_spaces(self, body: int, close: int) -> None:
+        """Give ``constant`` methods a form the compiler has: see the class's other overloads."""
+        tokens = self.tokens
+        methods: list[tuple[str, str, int]] = []  # name, address space, token index of the qualifier
+        i = body + 1
+        while i < close:
+            if tokens[i].text in ("{", "["):
+                i = closing(tokens, i)
+            elif tokens[i].text == "(":
+                end = closing(tokens, i)
+                name, j = tokens[i - 1].text, end + 1
+                while j < close and tokens[j].text in ("const", "volatile", *ADDRESS_SPACES):
+                    if tokens[j].text in ADDRESS_SPACES:
+                        methods.append((name, tokens[j].text, j))
+                    j += 1
+                i = end
+            i += 1
+        for name, space, at in methods:
+            if space == "constant":
+                token = tokens[at]
+                twin = any(other == name and s == "device" for other, s, _ in methods)
+                # The device overload serves constant objects too; this one stays, out of the way.
+                self.found.edits.append(Edit(token.offset, token.end, "__constant" if twin else ""))
+
+    # -- variables -------------------------------------------------------------------------------------
+
+    def _plain(
+        self,
+        start: int,
+        head_start: int,
+        end: int,
+        names: tuple[str, ...],
+        parameters: tuple[int, int] | None,
+        *,
+        in_struct: bool,
+        templated: bool,
+    ) -> None:
+        """A declaration that ended in ``;``: a variable, data members or a prototype."""
+        tokens = self.tokens
+        head = tokens[head_start:end]
+        words = {t.text for t in head}
+        if any(t.text == "constant" for t in self._specifiers(head)) and not self._indirect(head):
+            if in_struct or templated:
+                self._storage_only(head)
+            else:
+                self._constant(head)
+        elif in_struct and parameters is None and not words & {"static", "using", "typedef", "friend"}:
+            for part in split(head):
+                name = declarator(part)
+                if name is not None and not is_bit_field(part):
+                    self.fields.append(name.text)
+
+    def _specifiers(self, head: Sequence[Token]) -> Iterator[Token]:
+        """The storage and address space words a declaration begins with."""
+        i = 0
+        while i < len(head):
+            if head[i].text == "[[":
+                i = closing(head, i)
+            elif head[i].text in SPECIFIERS or head[i].text in ADDRESS_SPACES:
+                yield head[i]
+            else:
+                # Also "float constant x": an address space after the type.
+                if i + 1 < len(head) and head[i + 1].text in ADDRESS_SPACES and head[i].kind == "name":
+                    yield head[i + 1]
+                return
+            i += 1
+
+    @staticmethod
+    def _indirect(head: Sequence[Token]) -> bool:
+        """Whether the (first) declarator is a pointer or reference: not storage in that address space."""
+        i = 0
+        while i < len(head) and head[i].text not in ("=", ",", ";", "{"):
+            if head[i].text in ("*", "&", "&&"):
+                return True
+            if head[i].text in ("[", "[["):
+                i = closing(head, i)
+            elif head[i].text == "(":
+                if i + 1 < len(head) and head[i + 1].text in ("*", "&"):
+                    return True
+                i = closing(head, i)
+            elif head[i].text == "<" and i:
+                i = closing_angle(head, i) or i
+            i += 1
+        return False
+
+    def _storage_only(self, head: Sequence[Token]) -> None:
+        token = next(t for t in self._specifiers(head) if t.text == "constant")
+        self.found.edits.append(Edit(token.offset, token.end, "const __global"))
+
+    def _constant(self, head: Sequence[Token]) -> None:
+        """``constant T x = ...``: storage the compiler allows, and a reference in constant memory to it."""
+        constexpr = any(t.text == "constexpr" for t in head)
+        has_static = any(t.text == "static" for t in head)
+        self._storage_only(head)
+        references = []
+        for part in split(head):
+            name = declarator(part)
+            if name is None:
+                return
+            self.found.edits.append(Edit(name.offset, name.end, f"{name.text}__msl"))
+            prefix = "static constexpr" if constexpr else "static"
+            references.append(f" {prefix} constant auto& {name.text} = msl_constant({name.text}__msl);")
+        if not has_static:
+            self.found.edits.append(Edit(head[0].offset, head[0].offset, "static "))
+        end = self._after(head[-1])
+        self.found.edits.append(Edit(end, end, "".join(references)))
+
+    def _after(self, last: Token) -> int:
+        """Offset after the ``;`` that follows token ``last``."""
+        at = self.text.find(";", last.end)
+        return len(self.text) if at < 0 else at + 1
+
+    def _threadgroup(self, head: Sequence[Token]) -> None:
+        """``threadgroup T a[4], b;`` becomes a struct in the group's memory and references to its members."""
+        names = [declarator(part) for part in split(head)]
+        if any(name is None for name in names):
+            return
+        n, self.storage = self.storage, self.storage + 1
+        token = next(t for t in head if t.text == "threadgroup")
+        edits = self.found.edits
+        edits.append(Edit(head[0].offset, head[0].offset, f"struct msl_storage_{n} {{ "))
+        edits.append(Edit(token.offset, token.end, ""))
+        references = "".join(f" auto& {name.text} = msl_storage_{n}_.{name.text};" for name in names if name)
+        block = f"auto& msl_storage_{n}_ = msl_threadgroup<msl_storage_{n}, {n}>();"
+        end = self._after(head[-1])
+        edits.append(Edit(end, end, f" }}; {block}{references}"))
+
+    # -- functions -------------------------------------------------------------------------------------
+
+    def _function(
+        self,
+        start: int,
+        head_start: int,
+        parameters: tuple[int, int],
+        body: int,
+        close: int,
+        names: tuple[str, ...],
+        templated: bool,
+        in_struct: bool,
+    ) -> None:
+        tokens = self.tokens
+        head = tokens[start:body]
+        name = tokens[parameters[0] - 1]
+        if name.text == ">":  # a specialisation: f<int>(...)
+            name = next((t for t in reversed(tokens[head_start : parameters[0]]) if t.kind == "name"), name)
+        self.found.functions.setdefault(name.text, set()).update(
+            t.text for t in tokens[parameters[0] : close] if t.kind == "name"
+        )
+        self._body(body + 1, close)
+        if in_struct:
+            return
+        words = {t.text for t in head[: parameters[0] - start]}
+        if head[0].text in ("vertex", "fragment", "object", "mesh"):
+            self.found.out_of_scope.append((head[0], f"{head[0].text} functions"))
+        if "kernel" not in words:
+            return
+        read = read_parameters(self.text, tokens[parameters[0] + 1 : parameters[1]])
+        for p in read:
+            if p.role == "unsupported":
+                what = "render functions" if p.attribute == "stage_in" else f"{p.attribute.rstrip('s')}s"
+                self.found.out_of_scope.append((p.token, what))
+        qualified = "::".join((*names, name.text))
+        if templated:
+            self.templates[name.text] = (qualified, read, head[0], tokens[close])
+        else:
+            host = host_name(head) or name.text
+            self.found.kernels.append(KernelDeclaration(host, qualified, read, name, head[0], tokens[close]))
+
+    def _body(self, i: int, end: int) -> None:
+        """Storage declared inside a function body."""
+        tokens = self.tokens
+        while i < end:
+            starts = i == 0 or tokens[i - 1].text in ("{", "}", ";", ")", "]]")
+            if starts and tokens[i].text in SPECIFIERS | ADDRESS_SPACES:
+                stop = self._statement_end(i, end)
+                head = tokens[i:stop]
+                spaces = {t.text for t in self._specifiers(head)}
+                if "threadgroup" in spaces and not self._indirect(head):
+                    self._threadgroup(head)
+                elif "constant" in spaces and not self._indirect(head):
+                    self._constant(head)
+            i += 1
+
+    def _instantiation(self, i: int, end: int, names: tuple[str, ...]) -> int:
+        """``template [[host_name("x")]] kernel void f<T>(...);``: a kernel; the compiler needs none of it."""
+        tokens = self.tokens
+        stop = self._statement_end(i, end)
+        head = tokens[i:stop]
+        angle = None  # the last template-id outside brackets
+        j = 0
+        while j < len(head):
+            if head[j].text in ("(", "[["):
+                j = closing(head, j)
+            elif head[j].text == "<" and j and head[j - 1].kind == "name":
+                close = closing_angle(head, j)
+                if close is not None:
+                    angle, j = (j, close), close
+            j += 1
+        host = host_name(head)
+        if angle is None or (host is None and not any(t.text == "kernel" for t in head)):
+            return stop + 1
+        name = head[angle[0] - 1]
+        arguments = self.text[head[angle[0]].offset : head[angle[1]].end]
+        template = self.templates.get(name.text)
+        read: tuple[Parameter, ...] = template[1] if template else ()
+        qualified = template[0] if template else "::".join((*names, name.text))
+        if template or host is not None:
+            host = host or f"{name.text}{arguments}"
+            first, last = (template[2], template[3]) if template else (head[0], head[-1])
+            kernel = KernelDeclaration(host, f"{qualified}{arguments}", read, name, first, last)
+            self.found.kernels.append(kernel)
+            self.found.functions.setdefault(kernel.name, set()).update(
+                [name.text, *(t.text for t in head if t.kind == "name")]
+            )
+            for start, text in self._lines(head[0].offset, head[-1].end):
+                self.found.edits.append(Edit(start, start + len(text), " " * len(text)))
+        return stop + 1
+
+    def _lines(self, start: int, end: int) -> Iterator[tuple[int, str]]:
+        for piece in self.text[start:end].splitlines(keepends=True):
+            yield start, piece.rstrip("\n")
+            start += len(piece)
+

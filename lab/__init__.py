@@ -1,4 +1,4 @@
-"""Metal kernel lab: write, run, step through and debug Metal compute kernels on MLX arrays, on any machine."""
+"""Metal kernel lab: write, run, step through and debug Metal kernels on MLX arrays, on any machine."""
 
 from .errors import ArgumentError, CompileError, EngineError, KernelFault, LabError, MslError
 from .kernel import Empty, Kernel, Library, Stats, compile, empty

@@ -18,7 +18,7 @@ import numpy as np
 from .engines.protocol import MAX_THREADS, Argument, Geometry, Triple
 from .errors import ArgumentError
 from .source.declarations import Parameter
-from .source.layout import Element, ParameterType, StructLayout, scalar_size
+from .source.layout import Element, Field, ParameterType, StructLayout, scalar_size
 from .source.program import Signature
 
 _DTYPES = {
@@ -89,7 +89,8 @@ class Slot:
         reason = f": {why}" if why else ""
         got = got if isinstance(got, str) else _shown(got)
         return ArgumentError(
-            f"Kernel '{self.kernel}', buffer({self.index}) '{self.parameter.name}' takes {self.type}, got {got}{reason}."
+            f"Kernel '{self.kernel}', buffer({self.index}) '{self.parameter.name}' "
+            f"takes {self.type}, got {got}{reason}."
         )
 
     def argument(
@@ -98,10 +99,18 @@ class Slot:
         nbytes: int,
         owner: Any = None,
         shape: tuple[int, ...] = (),
-        dtype: str | np.dtype = "uint8",
+        dtype: str = "uint8",
     ) -> Argument:
         return Argument(
-            self.index, self.parameter.name, self.written, nbytes, memory, owner, shape, dtype, max(1, self.element.size)
+            index=self.index,
+            name=self.parameter.name,
+            written=self.written,
+            nbytes=nbytes,
+            memory=memory,
+            owner=owner,
+            shape=shape,
+            dtype=dtype,
+            element_size=max(1, self.element.size),
         )
 
 
@@ -124,11 +133,14 @@ def bind(
 ) -> list[Argument]:
     """One argument per buffer, in index order. Raises ArgumentError."""
     if len(positional) == len(slots) and not named and out is None:
-        return [_argument(slot, value, in_place) for slot, value in zip(slots.values(), positional, strict=True)]
+        pairs = zip(slots.values(), positional, strict=True)
+        return [_argument(slot, value, in_place) for slot, value in pairs]
     given: dict[str, Any] = {}
     for name, value in named.items():
         if name not in slots:
-            raise ArgumentError(f"Kernel '{kernel}' has no buffer called '{name}': its buffers are {_listed(slots)}.")
+            raise ArgumentError(
+                f"Kernel '{kernel}' has no buffer called '{name}': its buffers are {_listed(slots)}."
+            )
         given[name] = value
     if out is not None:
         _bind_out(kernel, slots, given, out)
@@ -143,7 +155,8 @@ def bind(
     if lacking:
         what = "is" if len(lacking) == 1 else "are"
         names = ", ".join(f"buffer({slots[n].index}) '{n}' ({slots[n].type})" for n in lacking)
-        hint = " (lab.empty(shape, dtype) serves for a buffer that is only written)" if slots[lacking[0]].written else ""
+        only_written = " (lab.empty(shape, dtype) serves for a buffer that is only written)"
+        hint = only_written if slots[lacking[0]].written else ""
         raise ArgumentError(f"Kernel '{kernel}': {names} {what} missing{hint}.")
     return [_argument(slot, given[name], in_place) for name, slot in slots.items()]
 
@@ -157,14 +170,16 @@ def _bind_out(kernel: str, slots: Mapping[str, Slot], given: dict[str, Any], out
         for name, value in out.items():
             if name not in slots or not slots[name].written:
                 raise ArgumentError(
-                    f"Kernel '{kernel}' writes no buffer called '{name}': it writes {_listed(dict.fromkeys(written))}."
+                    f"Kernel '{kernel}' writes no buffer called '{name}': "
+                    f"it writes {_listed(dict.fromkeys(written))}."
                 )
             given[name] = value
         return
     values = list(out) if isinstance(out, list | tuple) else [out]
     if len(values) != len(written):
         raise ArgumentError(
-            f"Kernel '{kernel}' writes {len(written)} buffers ({_listed(dict.fromkeys(written))}), out= has {len(values)}."
+            f"Kernel '{kernel}' writes {len(written)} buffers ({_listed(dict.fromkeys(written))}), "
+            f"out= has {len(values)}."
         )
     given.update(zip(written, values, strict=True))
 
@@ -186,7 +201,7 @@ def _argument(slot: Slot, value: Any, in_place: bool) -> Argument:
             raise slot.refuse("lab.empty", "the kernel only reads this buffer")
         _check_elements(slot, value.dtype, value.size, value)
         return slot.argument(None, value.size * scalar_size(value.dtype), None, value.shape, value.dtype)
-    if isinstance(value, np.ndarray | np.generic) and not (isinstance(value, np.generic) and value.dtype.names is None):
+    if isinstance(value, np.ndarray | np.void):  # void: one record
         return _from_numpy(slot, np.asarray(value), in_place)
     if in_place and slot.written:
         raise slot.refuse(_shown(value), "the in-place form writes into MLX or NumPy arrays")
@@ -218,8 +233,8 @@ def _from_numpy(slot: Slot, value: np.ndarray, in_place: bool) -> Argument:
     if value.dtype.names is not None:
         return _from_records(slot, value, in_place)
     if value.dtype.name not in _DTYPES:
-        hint = {"float64": "use .astype(np.float32)", "complex128": "use .astype(np.complex64)"}.get(value.dtype.name, "")
-        raise slot.refuse(value, hint or "kernels have no type for its dtype")
+        none = "kernels have no type for its dtype"
+        raise slot.refuse(value, "use .astype(np.float32)" if value.dtype == np.float64 else none)
     if not value.dtype.isnative:
         raise slot.refuse(value, "its bytes are in the other order")
     _check_elements(slot, value.dtype.name, value.size, value)
@@ -227,7 +242,7 @@ def _from_numpy(slot: Slot, value: np.ndarray, in_place: bool) -> Argument:
         raise slot.refuse(value, "the in-place form needs a contiguous array that can be written")
     array = np.ascontiguousarray(value)
     memory = array.reshape(-1).view(np.uint8)
-    return slot.argument(memory, array.nbytes, array, value.shape, value.dtype.name)
+    return slot.argument(memory, array.nbytes, (value, array), value.shape, value.dtype.name)
 
 
 def _from_records(slot: Slot, value: np.ndarray, in_place: bool) -> Argument:
@@ -236,25 +251,53 @@ def _from_records(slot: Slot, value: np.ndarray, in_place: bool) -> Argument:
         raise slot.refuse(value, "a record fits a struct only")
     if slot.single and value.size != 1:
         raise slot.refuse(value, "a reference takes one record")
-    assert value.dtype.names is not None
-    offsets = {name: int(value.dtype.fields[name][1]) for name in value.dtype.names}  # type: ignore[index]
-    if value.dtype.itemsize == layout.size and offsets == {f.name: f.offset for f in layout.fields}:
+    shape = (*value.shape, layout.size)  # of a result: MLX has no records, so it holds their bytes
+    if _laid_out(value.dtype, layout, slot.structs):
         array = np.ascontiguousarray(value)
-        if in_place and slot.written and not value.flags.c_contiguous:
-            raise slot.refuse(value, "the in-place form needs a contiguous array")
-        return slot.argument(array.reshape(-1).view(np.uint8), array.nbytes, array, value.shape, value.dtype)
+        if in_place and slot.written and not (value.flags.c_contiguous and value.flags.writeable):
+            raise slot.refuse(value, "the in-place form needs a contiguous array that can be written")
+        return slot.argument(array.reshape(-1).view(np.uint8), array.nbytes, (value, array), shape)
     if in_place and slot.written:
         raise slot.refuse(value, f"its layout is not that of {layout.name}")
-    data = b"".join(_pack_struct(slot, layout, {n: r[n] for n in value.dtype.names}) for r in value.reshape(-1))
-    return slot.argument(np.frombuffer(data, np.uint8), len(data), data, (len(data),), "uint8")
+    data = b"".join(_pack_struct(slot, layout, _as_mapping(record)) for record in value.reshape(-1))
+    return slot.argument(np.frombuffer(data, np.uint8), len(data), data, shape)
+
+
+def _laid_out(dtype: np.dtype, layout: StructLayout, structs: Mapping[str, StructLayout]) -> bool:
+    """Whether records of ``dtype`` lie in memory as the struct does, field by field."""
+    fields: Mapping[str, Any] = dtype.fields or {}
+    if dtype.itemsize != layout.size or set(fields) != {f.name for f in layout.fields}:
+        return False
+    for f in layout.fields:
+        kind, offset = fields[f.name][:2]
+        inner = structs.get(f.element.struct)
+        exact = kind.itemsize == f.element.size * f.element.count
+        unpadded = kind.itemsize == f.element.components * scalar_size(f.element.dtype)
+        if offset != f.offset or not (exact or (unpadded and f.element.count == f.element.columns == 1)):
+            return False
+        same = kind.base.name == f.element.dtype and kind.base.isnative
+        if not (_laid_out(kind.base, inner, structs) if inner is not None else same):
+            return False
+    return True
+
+
+def _as_mapping(record: np.void) -> dict[str, Any]:
+    """A record as a mapping, records within it too."""
+
+    def item(value: Any) -> Any:
+        if getattr(value, "dtype", None) is None or value.dtype.names is None:
+            return value
+        return [_as_mapping(v) for v in value.reshape(-1)] if value.ndim else _as_mapping(value)
+
+    return {name: item(record[name]) for name in record.dtype.names or ()}
 
 
 def _check_elements(slot: Slot, dtype: str, size: int, value: Any) -> None:
     """Whether ``size`` scalars of ``dtype`` are a whole number of the parameter's elements, and enough."""
     element = slot.element
-    if element.struct or element.scalar == "?":
+    if element.struct:
         if dtype not in ("uint8", "int8"):
-            raise slot.refuse(value, f"give {element} as a mapping, NumPy records, or uint8 bytes")
+            raise slot.refuse(value, _forms(slot))
     elif dtype != element.dtype and element.scalar != "void":
         wanted = f"mx.{element.dtype}"
         raise slot.refuse(value, f"use .astype({wanted}) or, for the same bits, .view({wanted})")
@@ -274,12 +317,15 @@ def _pack_value(slot: Slot, value: Any) -> bytes:
     if isinstance(value, Mapping):
         layout = slot.structs.get(element.struct)
         if layout is None:
-            raise slot.refuse("a mapping", "a mapping fits a struct only")
+            raise slot.refuse("a mapping", _forms(slot) if element.struct else "a mapping fits a struct only")
         return _pack_struct(slot, layout, value)
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
-        if element.size and (len(data) % element.size or (slot.single and len(data) != element.size * element.count)):
-            raise slot.refuse(f"{len(data)} bytes", f"it is {element.size} bytes")
+        size = element.size * element.count
+        if slot.single and len(data) != size:
+            raise slot.refuse(f"{len(data)} bytes", f"it is {size} bytes")
+        if len(data) % max(1, size):
+            raise slot.refuse(f"{len(data)} bytes", f"an element is {size} bytes")
         return data
     if element.struct:
         layout = slot.structs.get(element.struct)
@@ -287,16 +333,27 @@ def _pack_value(slot: Slot, value: Any) -> bytes:
             if slot.single and len(value) != element.count:
                 raise slot.refuse(f"{len(value)} mappings")
             return b"".join(_pack_struct(slot, layout, v) for v in value)
-        raise slot.refuse(_shown(value), "give a mapping with its fields, a NumPy record, or bytes")
+        raise slot.refuse(value, _forms(slot))
     if element.scalar == "void":
         raise slot.refuse(_shown(value), "give an array")
     count = element.count if slot.single else None
     return _pack_element(slot, element, value, count, "")
 
 
+def _forms(slot: Slot) -> str:
+    """In what forms a struct can be given."""
+    if slot.element.struct in slot.structs:
+        fields = ", ".join(f.name for f in slot.structs[slot.element.struct].fields)
+        return f"give a mapping of its fields ({fields}), a NumPy record of them, or its bytes"
+    return f"its fields are not known here, so give its bytes ({slot.element.size} an element)"
+
+
 def _pack_struct(slot: Slot, layout: StructLayout, value: Mapping[str, Any]) -> bytes:
     known = {f.name for f in layout.fields}
-    lacking, extra = known - set(value), set(value) - known
+    given = [f for f in layout.fields if f.name in value]
+    # Of a union's members one is enough: those that share bytes with a given one may be left out.
+    lacking = {f.name for f in layout.fields if f not in given and not any(_overlap(f, g) for g in given)}
+    extra = set(value) - known
     if lacking or extra:
         parts = []
         if lacking:
@@ -305,22 +362,33 @@ def _pack_struct(slot: Slot, layout: StructLayout, value: Mapping[str, Any]) -> 
             parts.append(f"has {', '.join(sorted(map(str, extra)))}, which {layout.name} does not")
         raise slot.refuse("a mapping that " + " and ".join(parts))
     data = bytearray(layout.size)
-    for field in layout.fields:
+    for field in given:
         inner = slot.structs.get(field.element.struct)
         item = value[field.name]
         if inner is not None:
             items = [item] if isinstance(item, Mapping) else list(item)
             if len(items) != field.element.count:
-                raise slot.refuse(f"{len(items)} values for {layout.name}.{field.name}", f"it takes {field.element.count}")
+                raise slot.refuse(
+                    f"{len(items)} values for {layout.name}.{field.name}", f"it takes {field.element.count}"
+                )
             packed = b"".join(_pack_struct(slot, inner, i) for i in items)
-        elif field.element.struct or field.element.scalar == "?":
+        elif field.element.struct:
+            if not isinstance(item, bytes | bytearray | memoryview):
+                raise slot.refuse(f"{_shown(item)} for {layout.name}.{field.name}", "give its bytes")
             packed = bytes(item)
         else:
-            packed = _pack_element(slot, field.element, item, field.element.count, f" for {layout.name}.{field.name}")
+            packed = _pack_element(
+                slot, field.element, item, field.element.count, f" for {layout.name}.{field.name}"
+            )
         if len(packed) > field.element.size * field.element.count:
             raise slot.refuse(f"{len(packed)} bytes for {layout.name}.{field.name}")
         data[field.offset : field.offset + len(packed)] = packed
     return bytes(data)
+
+
+def _overlap(a: Field, b: Field) -> bool:
+    ends = (f.offset + f.element.size * f.element.count for f in (a, b))
+    return max(a.offset, b.offset) < min(ends)
 
 
 def _pack_element(slot: Slot, element: Element, value: Any, count: int | None, of: str) -> bytes:
@@ -407,16 +475,21 @@ def _geometry(kernel: str, grid: Any, groups: Any, threadgroup: Any) -> Geometry
     else:
         group = _triple(kernel, "threadgroup", threadgroup)
     if min(group) < 1:
-        raise ArgumentError(f"Kernel '{kernel}': threadgroup={_plain(group)} has an extent of 0; the least is 1.")
+        raise ArgumentError(
+            f"Kernel '{kernel}': threadgroup={_plain(group)} has an extent of 0; the least is 1."
+        )
     threads = group[0] * group[1] * group[2]
     if threads > MAX_THREADS:
         raise ArgumentError(
-            f"Kernel '{kernel}': threadgroup={_plain(group)} is {threads} threads; a threadgroup has at most {MAX_THREADS}."
+            f"Kernel '{kernel}': threadgroup={_plain(group)} is {threads} threads; "
+            f"a threadgroup has at most {MAX_THREADS}."
         )
     if groups is not None:
         size = (size[0] * group[0], size[1] * group[1], size[2] * group[2])
     if max(size) >= 1 << 32:
-        raise ArgumentError(f"Kernel '{kernel}': a grid of {_plain(size)} threads is beyond 2^32 - 1 along an axis.")
+        raise ArgumentError(
+            f"Kernel '{kernel}': a grid of {_plain(size)} threads is beyond 2^32 - 1 along an axis."
+        )
     return Geometry(size, group)
 
 
@@ -429,7 +502,9 @@ def _triple(kernel: str, what: str, value: Any) -> Triple:
     if not 1 <= len(sizes) <= 3 or any(
         not isinstance(n, numbers.Integral) or isinstance(n, bool) or n < 0 for n in sizes
     ):
-        raise ArgumentError(f"Kernel '{kernel}': {what}= takes an int or a tuple of one to three ints, not {value!r}.")
+        raise ArgumentError(
+            f"Kernel '{kernel}': {what}= takes an int or a tuple of one to three ints, not {value!r}."
+        )
     x, y, z = (*map(int, sizes), 1, 1)[:3]
     return x, y, z
 

@@ -10,7 +10,8 @@ from .kernel import Kernel, Library
 _STYLE = """
 .metal-card{font-size:13px;line-height:1.5;margin:2px 0}
 .metal-card table{border-collapse:collapse;margin:2px 0 4px}
-.metal-card td,.metal-card th{padding:1px 12px 1px 0;text-align:left;background:none;border:none;font-weight:normal}
+.metal-card td,.metal-card th{padding:1px 12px 1px 0;text-align:left}
+.metal-card td,.metal-card th{background:none;border:none;font-weight:normal}
 .metal-card code{font-family:var(--jp-code-font-family,monospace);font-size:12px;background:none;padding:0}
 .metal-card .dim{color:var(--jp-content-font-color2,#666)}
 .metal-card .written{font-weight:600}
@@ -28,7 +29,8 @@ class Card:
     def _repr_html_(self) -> str:
         parts = [f"<style>{_STYLE}</style><div class='metal-card'>"]
         for kernel in self.library.values():
-            parts.append(f"<div><code><b>{escape(kernel.name)}</b></code> <span class='dim'>{_how(kernel)}</span></div>")
+            name, how = escape(kernel.name), escape(_how(kernel))
+            parts.append(f"<div><code><b>{name}</b></code> <span class='dim'>{how}</span></div>")
             parts.append("<table>")
             for index, name, kind, use in rows(kernel):
                 css = " class='written'" if use == "written" else ""
@@ -50,7 +52,9 @@ class Card:
             table = rows(kernel)
             widths = [max((len(row[i]) for row in table), default=0) for i in range(4)]
             for row in table:
-                lines.append("  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+                lines.append(
+                    "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+                )
         lines += [w.render() for w in self.library.warnings]
         lines.append(_foot(self))
         return "\n".join(lines)

@@ -12,9 +12,13 @@ from .errors import LabError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="metal-lab", description="Metal compute kernels on MLX arrays, on any machine.")
+    parser = argparse.ArgumentParser(
+        prog="metal-lab", description="Metal compute kernels on MLX arrays, on any machine."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="compile and run the example kernels and show that they are right")
+    demo = commands.add_parser(
+        "demo", help="compile and run the example kernels and show that they are right"
+    )
     demo.add_argument("--seed", type=int, default=0, help="seed of the inputs (default: 0)")
     commands.add_parser("doctor", help="say what works on this machine")
     options = parser.parse_args(arguments)

@@ -182,17 +182,19 @@ def _histogram_reference(v: Inputs) -> np.ndarray:
 EXAMPLES: tuple[Example, ...] = (
     Example("axpy", "axpy.metal", "axpy", "y = a x + y", _axpy_inputs, _axpy, _axpy_reference, 1e-6),
     Example(
-        "stencil", "stencil.metal", "heat_step", "heat flow, a five-point stencil", _heat_inputs, _heat, _heat_reference, 1e-6
+        "stencil", "stencil.metal", "heat_step", "heat flow, a five-point stencil",
+        _heat_inputs, _heat, _heat_reference, 1e-6,
     ),
     Example(
-        "transpose", "transpose.metal", "transpose", "padded batches, driven by a struct", _transpose_inputs, _transpose,
-        _transpose_reference, 0.0,
+        "transpose", "transpose.metal", "transpose", "padded batches, driven by a struct",
+        _transpose_inputs, _transpose, _transpose_reference, 0.0,
     ),
     Example(
-        "gather", "gather.metal", "gather_rows", "8-bit weights, half scales", _gather_inputs, _gather, _gather_reference, 1e-6
+        "gather", "gather.metal", "gather_rows", "8-bit weights, half scales",
+        _gather_inputs, _gather, _gather_reference, 1e-6,
     ),
     Example(
-        "histogram", "histogram.metal", "histogram", "atomics on device memory", _histogram_inputs, _histogram,
-        _histogram_reference, 0.0,
+        "histogram", "histogram.metal", "histogram", "atomics on device memory",
+        _histogram_inputs, _histogram, _histogram_reference, 0.0,
     ),
 )  # fmt: skip

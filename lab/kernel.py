@@ -207,7 +207,8 @@ class Library(Mapping[str, Kernel]):
     def __getattr__(self, name: str) -> Kernel:
         kernels = self.__dict__.get("_kernels", {})
         if name not in kernels:
-            raise AttributeError(f"{self.__dict__.get('name', 'The library')} has no kernel called {name!r}: {_names(kernels)}.")
+            mine = self.__dict__.get("name", "The library")
+            raise AttributeError(f"{mine} has no kernel called {name!r}: {_names(kernels)}.")
         return kernels[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -269,7 +270,8 @@ def macros(defines: Mapping[str, Any]) -> dict[str, str]:
     for key, value in defines.items():
         if not str(key).replace("_", "a").isalnum() or str(key)[0].isdigit():
             raise ArgumentError(f"A define needs a name of letters, digits and underscores, not {key!r}.")
-        result[str(key)] = "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+        text = "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+        result[str(key)] = " ".join(text.splitlines())  # a macro is one line
     return result
 
 
@@ -306,8 +308,12 @@ def _text_of(source: str | Path) -> tuple[str, Path | None]:
     if isinstance(source, str) and ("\n" in source or "{" in source or not source.strip()):
         return source, None
     path = Path(source).expanduser()
-    if path.is_file():
-        return path.read_text(encoding="utf-8"), path.resolve()
+    try:
+        found = path.is_file()
+    except OSError:  # a line of text, too long for a path
+        found = False
+    if found:
+        return path.read_text(encoding="utf-8", errors="replace"), path.resolve()
     if isinstance(source, Path) or path.suffix == ".metal":
         raise ArgumentError(f"There is no file {source} (looked in {Path.cwd()}).")
     return source, None
@@ -350,18 +356,19 @@ def _threadgroup_memory(signature: Signature, given: Mapping[int, int]) -> dict[
         if index not in known:
             raise ArgumentError(
                 f"Kernel '{signature.name}' has no [[threadgroup({index})]] argument: it has "
-                + (", ".join(f"threadgroup({i}) '{n}'" for i, n in known.items()) or "none") + "."
+                + (", ".join(f"threadgroup({i}) '{n}'" for i, n in known.items()) or "none")
+                + "."
             )
     lacking = [i for i in known if i not in given]
     if lacking:
         raise ArgumentError(
-            f"Kernel '{signature.name}': threadgroup({lacking[0]}) '{known[lacking[0]]}' needs its size in bytes, "
-            f"as threadgroup_memory={{{lacking[0]}: bytes}}."
+            f"Kernel '{signature.name}': threadgroup({lacking[0]}) '{known[lacking[0]]}' needs its size in "
+            f"bytes, as threadgroup_memory={{{lacking[0]}: bytes}}."
         )
     for index, size in given.items():
         if not isinstance(size, int) or not 0 < size <= MAX_THREADGROUP_MEMORY:
             raise ArgumentError(
-                f"Kernel '{signature.name}': threadgroup({index}) '{known[index]}' takes 1 to {MAX_THREADGROUP_MEMORY} "
-                f"bytes, not {size!r}."
+                f"Kernel '{signature.name}': threadgroup({index}) '{known[index]}' takes 1 to "
+                f"{MAX_THREADGROUP_MEMORY} bytes, not {size!r}."
             )
     return dict(given)

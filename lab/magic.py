@@ -18,6 +18,8 @@ from .engines import registry
 from .kernel import Kernel, Library, compile
 from .source.compiler import MATH
 
+_REPEATED: dict[str, Any] = {"action": "append", "default": []}
+
 
 @magics_class
 class MetalMagics(Magics):
@@ -27,12 +29,12 @@ class MetalMagics(Magics):
 
     @magic_arguments()
     @argument("-e", "--engine", choices=registry.NAMES, help="Engine to run the cell's kernels on.")
-    @argument("-D", "--define", action="append", default=[], metavar="NAME=VALUE", help="Define a macro; repeatable.")
-    @argument("-I", "--include", action="append", default=[], metavar="FILE", help="Read FILE before the cell; repeatable.")
+    @argument("-D", "--define", metavar="NAME=VALUE", help="Define a macro; repeatable.", **_REPEATED)
+    @argument("-I", "--include", metavar="FILE", help="Read FILE before the cell; repeatable.", **_REPEATED)
     @argument("--math", choices=tuple(MATH), default="safe", help="Floating-point freedom (default: safe).")
     @argument("--name", help="Also keep the cell's kernels as a library under this name.")
     @argument("--quiet", action="store_true", help="Show no card.")
-    @cell_magic("metal")
+    @cell_magic("metal")  # type: ignore[arg-type]
     def cell(self, line: str, cell: str) -> None:
         """Compile the Metal source in this cell and define each of its kernels as a Python function.
 
@@ -65,7 +67,7 @@ class MetalMagics(Magics):
         assert self.shell is not None
         self.shell.push(values)
 
-    @line_magic("metal")
+    @line_magic("metal")  # type: ignore[arg-type]
     def line(self, line: str) -> Any:
         """``%metal kernels`` lists the notebook's kernels, ``%metal source NAME`` shows one's source,
         ``%metal engine [NAME]`` tells or sets the engine of the cells to come, ``%metal doctor`` says what
@@ -87,7 +89,8 @@ class MetalMagics(Magics):
 
     def _known(self) -> dict[str, Kernel]:
         assert self.shell is not None
-        return {k: v for k, v in self.shell.user_ns.items() if isinstance(v, Kernel) and not k.startswith("_")}
+        names = self.shell.user_ns.items()
+        return {k: v for k, v in names if isinstance(v, Kernel) and not k.startswith("_")}
 
     def _kernels(self) -> None:
         found = self._known()
@@ -98,7 +101,8 @@ class MetalMagics(Magics):
             registry.engine(words[0])
             self.engine = words[0]
         chosen = registry.engine(self.engine).name
-        print(f"Kernels of new cells run on {chosen}." if self.engine == chosen else f"{self.engine}: {chosen}.")
+        how = "" if self.engine == chosen else f" ({self.engine})"
+        print(f"Kernels of new cells run on {chosen}{how}.")
 
     def _source(self, words: list[str]) -> Code:
         found = self._known()

@@ -19,6 +19,48 @@ inline __local T& msl_threadgroup() {
     return *(__local T*)msl_threadgroup_block(id, sizeof(T));
 }
 
+// ---- conditional expressions ------------------------------------------------------------------------------
+
+// In `c ? a : b` the compiler takes a class in two address spaces for two types, such as that of a local float4 and of
+// float4(0). So the rewriter puts `msl_branch(),` before each branch: a class loses its address space, and all else
+// stays what it is (void too, for which the comma is the built-in one).
+struct msl_branch {};
+template <class T>
+struct msl_bare {
+    using type = T;
+};
+template <class T>
+struct msl_bare<T&> : msl_bare<T> {};
+template <class T>
+struct msl_bare<T&&> : msl_bare<T> {};
+template <class T>
+struct msl_bare<const T> : msl_bare<T> {};
+#define MSL_BARE(...)                        \
+    template <class T>                       \
+    struct msl_bare<__VA_ARGS__ T> {         \
+        using type = T;                      \
+    };                                       \
+    template <class T>                       \
+    struct msl_bare<const __VA_ARGS__ T> {   \
+        using type = T;                      \
+    };
+MSL_BARE(__private)
+MSL_BARE(__global)
+MSL_BARE(__local)
+MSL_BARE(__generic)
+MSL_BARE(__attribute__((opencl_global_host)))
+#undef MSL_BARE
+template <class T>
+constexpr bool msl_is_class = __is_class(typename msl_bare<T>::type) || __is_union(typename msl_bare<T>::type);
+template <class T, msl_impl::only_if_t<msl_is_class<T>, int> = 0>
+METAL_FUNC constexpr auto operator,(msl_branch, T&& x) {
+    return typename msl_bare<T>::type(x);
+}
+template <class T, msl_impl::only_if_t<!msl_is_class<T>, int> = 0>
+METAL_FUNC constexpr T&& operator,(msl_branch, T&& x) {
+    return static_cast<T&&>(x);
+}
+
 // ---- binding ------------------------------------------------------------------------------------------
 
 template <class F>
@@ -46,9 +88,12 @@ struct msl_bind<T&> {
 // Constant memory does not change during a dispatch: a copy lets the optimiser keep its fields in registers.
 template <class T, bool small = sizeof(T) <= 512>
 struct msl_constant_copy {
-    T value;
-    explicit msl_constant_copy(ulong address) : value(*(constant T*)address) {}
-    constant T& get() { return *(constant T*)(__generic T*)&value; }
+    struct holder {  // so that an array is copied like anything else
+        T value;
+    };
+    holder copy;
+    explicit msl_constant_copy(ulong address) : copy(*(constant holder*)address) {}
+    constant T& get() { return *(constant T*)(__generic T*)&copy.value; }
 };
 template <class T>
 struct msl_constant_copy<T, false> {
@@ -97,11 +142,13 @@ struct msl_struct_id {
     enum { value = -1 };
 };
 
-template <class T>
+template <class T, bool is_enum = __is_enum(T)>
 struct msl_element {  // a struct or something we have no name for
     static constexpr uint scalar = msl_struct_id<T>::value < 0 ? msl_unknown : msl_struct + msl_struct_id<T>::value;
     static constexpr uint components = 1, columns = 1;
 };
+template <class T>
+struct msl_element<T, true> : msl_element<__underlying_type(T)> {};
 template <>
 struct msl_element<void> {
     static constexpr uint scalar = msl_void, components = 1, columns = 1;
@@ -143,43 +190,53 @@ template <class T>
 struct msl_element<metal::atomic<T>> : msl_element<T> {};
 
 template <class T>
-struct msl_plain {  // without qualifiers, address space and array extents
+struct msl_unqualified {  // without qualifiers and address space
     using type = T;
-    static constexpr uint space = 0, is_const = 0, count = 1;
+    static constexpr uint space = 0, is_const = 0;
 };
 template <class T>
-struct msl_plain<__global T> : msl_plain<T> {
+struct msl_unqualified<__global T> : msl_unqualified<T> {
     static constexpr uint space = 1;
 };
 template <class T>
-struct msl_plain<__attribute__((opencl_global_host)) T> : msl_plain<T> {
+struct msl_unqualified<__attribute__((opencl_global_host)) T> : msl_unqualified<T> {
     static constexpr uint space = 2;
 };
 template <class T>
-struct msl_plain<__local T> : msl_plain<T> {
+struct msl_unqualified<__local T> : msl_unqualified<T> {
     static constexpr uint space = 3;
 };
 template <class T>
-struct msl_plain<const T> : msl_plain<T> {
+struct msl_unqualified<const T> : msl_unqualified<T> {
     static constexpr uint is_const = 1;
 };
 template <class T>
-struct msl_plain<volatile T> : msl_plain<T> {};
+struct msl_unqualified<volatile T> : msl_unqualified<T> {};
 template <class T>
-struct msl_plain<const __global T> : msl_plain<T> {
+struct msl_unqualified<const __global T> : msl_unqualified<T> {
     static constexpr uint space = 1, is_const = 1;
 };
 template <class T>
-struct msl_plain<volatile __global T> : msl_plain<__global T> {};
+struct msl_unqualified<volatile __global T> : msl_unqualified<__global T> {};
 template <class T>
-struct msl_plain<const volatile __global T> : msl_plain<const __global T> {};
+struct msl_unqualified<const volatile __global T> : msl_unqualified<const __global T> {};
 template <class T>
-struct msl_plain<const __attribute__((opencl_global_host)) T> : msl_plain<T> {
+struct msl_unqualified<const __attribute__((opencl_global_host)) T> : msl_unqualified<T> {
     static constexpr uint space = 2, is_const = 1;
 };
+template <class T>
+struct msl_flat {  // without array extents
+    using type = T;
+    static constexpr uint count = 1;
+};
 template <class T, ulong N>
-struct msl_plain<T[N]> : msl_plain<T> {
-    static constexpr uint count = (uint)N * msl_plain<T>::count;
+struct msl_flat<T[N]> {
+    using type = typename msl_flat<T>::type;
+    static constexpr uint count = (uint)N * msl_flat<T>::count;
+};
+template <class T>
+struct msl_plain : msl_unqualified<typename msl_flat<T>::type> {
+    static constexpr uint count = msl_flat<T>::count;
 };
 
 template <class P>

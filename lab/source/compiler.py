@@ -17,29 +17,39 @@ from .unit import Unit
 
 MATH = {
     "safe": ("-ffp-contract=off",),
-    "relaxed": ("-ffp-contract=fast", "-fno-signed-zeros", "-freciprocal-math", "-fassociative-math", "-fno-trapping-math"),
+    "relaxed": (
+        "-ffp-contract=fast",
+        "-fno-signed-zeros",
+        "-freciprocal-math",
+        "-fassociative-math",
+        "-fno-trapping-math",
+    ),
     "fast": ("-ffp-contract=fast", "-ffast-math", "-fhonor-infinities", "-fhonor-nans"),
 }
 
 # Metal's language through C++ for OpenCL, which has real address spaces.
 _LANGUAGE = (
-    "-x", "clcpp", "-cl-std=clc++2021", "-Xclang", "-cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64", "-cl-no-stdinc",
-    "-cl-single-precision-constant", "-fdeclspec", "-ffreestanding", "-nostdinc",
+    "-x", "clcpp", "-cl-std=clc++2021", "-Xclang", "-cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64",
+    "-cl-no-stdinc", "-cl-single-precision-constant", "-fdeclspec", "-ffreestanding", "-nostdinc",
     # Arrays of MLX start at any multiple of 8: vector loads may assume no more than an element's alignment.
     "-fmax-type-align=4",
     # Kernels read memory as another type than it was written, and loop forever until they are stopped.
     "-fno-strict-aliasing", "-fno-finite-loops",
     # A null pointer is a bad address like any other, not a licence to drop code.
     "-fno-delete-null-pointer-checks",
+    # Large private arrays touch every page on their way down, so that the guard below a stack is met.
+    "-fstack-clash-protection",
     "-fno-caret-diagnostics", "-fdiagnostics-print-source-range-info", "-fno-color-diagnostics",
+    "-fno-elide-type",
     "-ftemplate-backtrace-limit=4", "-ferror-limit=12",
     "-O2",  # always, since precompiled headers belong to one level
 )  # fmt: skip
 _WARNINGS = (
-    "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-duplicate-decl-specifier", "-Wno-unused-value",
-    "-Wno-unknown-pragmas", "-Wno-invalid-offsetof", "-Wno-c++20-extensions", "-Wno-c++2b-extensions",
-    "-Wno-c99-extensions", "-Wno-undefined-internal", "-Wno-undefined-inline", "-Wno-missing-declarations",
-    "-Wno-pass-failed", "-Wno-attributes", "-Wno-gnu-zero-variadic-macro-arguments",
+    "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-duplicate-decl-specifier",
+    "-Wno-unused-value", "-Wno-unknown-pragmas", "-Wno-invalid-offsetof", "-Wno-c++20-extensions",
+    "-Wno-c++2b-extensions", "-Wno-c99-extensions", "-Wno-undefined-internal", "-Wno-undefined-inline",
+    "-Wno-missing-declarations", "-Wno-pass-failed", "-Wno-attributes",
+    "-Wno-gnu-zero-variadic-macro-arguments",
 )  # fmt: skip
 
 
@@ -58,11 +68,14 @@ class Target:
 
 def host() -> Target:
     """This machine. Raises EngineError where the engine does not know it."""
-    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    found = platform.machine().lower()
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(found, found)
     if machine not in ("x86_64", "aarch64"):
         raise EngineError(f"The CPU engine runs on x86-64 and arm64, not on {platform.machine()}.")
     if sys.platform == "darwin":
-        return Target(f"{machine.replace('aarch64', 'arm64')}-apple-macosx13.0", "native" if machine == "x86_64" else "apple-m1")
+        if machine == "aarch64":
+            return Target("arm64-apple-macosx13.0", "apple-m1")
+        return Target("x86_64-apple-macosx13.0")
     return Target(f"{machine}-linux-gnu")
 
 
@@ -88,10 +101,9 @@ def precompiled(target: Target, math: str) -> Path:
 
     def make(path: Path) -> None:
         header = resources.include() / "msl_unit.h"
-        done = toolchain.clang(
-            [*flags, "-c", "-Xclang", "-emit-pch", "-fpch-instantiate-templates", "-Xclang", "-fno-pch-timestamp", "-I", str(header.parent)]
-            + [str(header), "-o", str(path)]
-        )
+        making = ["-c", "-Xclang", "-emit-pch", "-Xclang", "-fno-pch-timestamp"]
+        making += ["-fpch-instantiate-templates", "-I", str(header.parent)]
+        done = toolchain.clang([*flags, *making, str(header), "-o", str(path)])
         if done.returncode:
             raise EngineError(f"The lab's own headers do not compile: {done.stderr.strip()[:2000]}")
 
@@ -114,6 +126,6 @@ def compile_ir(unit: Unit, target: Target, math: str, *more: str) -> tuple[str, 
     if done.returncode:
         shown = diagnostics.errors(found)
         shown = [d for d in shown if d.place is not None] or shown
-        text = "\n".join(d.render() for d in shown) or done.stderr.strip() or "The compiler stopped without a word."
-        raise CompileError(text, found)
+        text = "\n".join(d.render() for d in shown) or done.stderr.strip()
+        raise CompileError(text or "The compiler stopped without a word.", found)
     return done.stdout, [d for d in found if d.place is not None]

@@ -42,6 +42,8 @@ class Parameter:
     ``role`` is ``buffer`` (``index`` is its buffer index), ``threadgroup`` (a ``[[threadgroup(n)]]``
     argument), ``thread`` (an attribute such as thread_position_in_grid, named in ``attribute``),
     ``unsupported`` (textures and the like) or ``unknown``. ``type`` is the declared type as written.
+    ``index_at`` is where in the text an index stands that is no plain number, such as an enumerator: the
+    compiler has to say what it is.
     """
 
     name: str
@@ -50,18 +52,7 @@ class Parameter:
     attribute: str
     index: int | None
     token: Token
-
-    @property
-    def space(self) -> str:
-        """The address space the declaration names, or an empty string."""
-        words = self.type.replace("*", " ").replace("&", " ").split()
-        return next((word for word in words if word in ADDRESS_SPACES), "")
-
-    @property
-    def written(self) -> bool:
-        """Whether the kernel may write it: a ``device`` pointer or reference that is not ``const``."""
-        pointee = self.type.rsplit("*", 1)[0].rsplit("&", 1)[0].split()
-        return self.role == "buffer" and self.space == "device" and "const" not in pointee
+    index_at: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,4 +99,5 @@ class Declarations:
     edits: list[Edit] = field(default_factory=list)
     out_of_scope: list[tuple[Token, str]] = field(default_factory=list)
     functions: dict[str, set[str]] = field(default_factory=dict)
-    """Every name used in the bodies of the functions of one name: an over-approximate call graph."""
+    """Every name used in the bodies of the functions of one name: an over-approximate call graph.
+    All operators are under ``operator``."""

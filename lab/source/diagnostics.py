@@ -16,17 +16,19 @@ _RANGE = re.compile(r"\{(\d+):(\d+)-(\d+):(\d+)\}")
 _WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (r"(?<=[*&]) ?__private\b|(?<=')(const )?__private (?=[^'*&]*')", r"\1"),
         (r"\bconst __global_host\b|\b__global_host const\b|\b__global_host\b", "constant"),
         (r"\b__global\b", "device"),
         (r"\b__local\b", "threadgroup"),
         (r"\b__private\b", "thread"),
         (r"\b__generic ", ""),
-        (r"\b(?:metal::)?packed_vec<(\w+), (\d)>", r"packed_\1\2"),
-        (r"\b(?:metal::)?vec<(\w+), (\d)>", r"\1\2"),
-        (r"unsigned int(?=\d)", "uint"),
-        (r"unsigned char(?=\d)", "uchar"),
-        (r"unsigned short(?=\d)", "ushort"),
-        (r"unsigned long(?=\d)", "ulong"),
+        (r"\b(?:metal::)?packed_vec<((?:unsigned )?\w+), (\d)>", r"packed_\1\2"),
+        (r"\b(?:metal::)?vec<((?:unsigned )?\w+), (\d)>", r"\1\2"),
+        (r"\b(?:metal::)?matrix<(\w+), (\d), (\d)>", r"\1\2x\3"),
+        (r"\b(?:metal::)?atomic<((?:unsigned )?\w+)>", r"atomic_\1"),
+        (r"unsigned (int|char|short|long)(?=\d)", r"u\1"),
+        (r"(?<=packed_)unsigned (?=\w)|(?<=atomic_)unsigned (?=\w)", "u"),
+        (r"'[^']*\bmsl_[^']*' \(aka ('[^']*')\)", r"\1"),
         (r"\b__bf16\b", "bfloat"),
         (r"(\w)__msl\b", r"\1"),
         (r"\bmsl_id_(\w+)", r"\1"),
@@ -101,7 +103,9 @@ def parse(stderr: str) -> list[RawDiagnostic]:
             )
             level = "error" if head["level"] == "fatal error" else head["level"]
             found.append(
-                RawDiagnostic(head["file"], int(head["line"]), int(head["column"]), level, head["text"], ranges)
+                RawDiagnostic(
+                    head["file"], int(head["line"]), int(head["column"]), level, head["text"], ranges
+                )
             )
         elif line.startswith(("error: ", "clang: error: ")):
             found.append(RawDiagnostic("", 0, 0, "error", line.split("error: ", 1)[1], ()))
@@ -133,7 +137,9 @@ def in_users_terms(
             if caller is not None:
                 main = Diagnostic(main.level, main.text, caller.place, caller.ranges, caller.source_line)
                 notes = [n for n in notes if n.place != caller.place]
-        diagnostic = Diagnostic(main.level, main.text, main.place, main.ranges, main.source_line, tuple(notes))
+        diagnostic = Diagnostic(
+            main.level, main.text, main.place, main.ranges, main.source_line, tuple(notes)
+        )
         if diagnostic not in result:
             result.append(diagnostic)
     return result

@@ -36,6 +36,8 @@ class Element:
     ``scalar`` is MSL's name (``struct`` for structs, whose name is ``struct``); ``dtype`` the NumPy and
     MLX name; ``components`` and ``columns`` count vector components and matrix columns; ``size`` is the
     size of one element in bytes, padding included; ``count`` the length where it is a fixed array.
+    What has no layout that we know, such as an instance of a template, has the scalar ``?`` and is spelled
+    as the source does, in ``struct``'s place.
     """
 
     scalar: str
@@ -75,8 +77,9 @@ class ParameterType:
     def __str__(self) -> str:
         const = "const " if self.const and self.space != "constant" else ""
         space = f"{self.space} " if self.space else ""
-        array = f"[{self.element.count}]" if self.element.count > 1 else ""
-        return f"{space}{const}{self.element}{self.indirection}{array}"
+        if self.element.count > 1:
+            return f"{space}{const}{self.element} ({self.indirection})[{self.element.count}]"
+        return f"{space}{const}{self.element}{self.indirection}"
 
 
 @dataclass(frozen=True)
@@ -105,11 +108,13 @@ def scalar_size(dtype: str) -> int:
     return int(digits.group()) // 8 if digits else 1
 
 
-_NUMBERS = re.compile(r"^@(msl_(?:kernel|struct)_\d+) = .*?constant \[(\d+) x i32\] (.*?)(?:, align \d+)?$", re.M)
+_NUMBERS = re.compile(
+    r"^@(msl_(?:kernel|struct|index)_\d+) = .*?constant \[(\d+) x i32\] (.*?)(?:, align \d+)?$", re.M
+)
 
 
 def numbers(ir: str) -> dict[str, list[int]]:
-    """The constants ``msl_kernel_N`` and ``msl_struct_N`` of a unit's LLVM IR."""
+    """The constants ``msl_kernel_N``, ``msl_struct_N`` and ``msl_index_N`` of a unit's LLVM IR."""
     found = {}
     for name, count, value in _NUMBERS.findall(ir):
         if value.startswith("zeroinitializer"):
@@ -119,13 +124,19 @@ def numbers(ir: str) -> dict[str, list[int]]:
     return found
 
 
-def parameter_type(record: list[int], structs: Mapping[int, str]) -> ParameterType:
-    """One parameter from its eight numbers (``MSL_DESCRIBE``); ``structs`` names structs by their id."""
+def parameter_type(record: list[int], structs: Mapping[int, str], spelled: str = "?") -> ParameterType:
+    """One parameter from its eight numbers (``MSL_DESCRIBE``).
+
+    ``structs`` names structs by their id; ``spelled`` is how messages call an element of unknown layout.
+    """
     indirection, space, const, *element = record
-    return ParameterType(_SPACES[space], bool(const), _INDIRECTION[indirection], _element(element, structs))
+    found = _element(element, structs, spelled)
+    return ParameterType(_SPACES[space], bool(const), _INDIRECTION[indirection], found)
 
 
-def struct_layout(name: str, fields: tuple[str, ...], record: list[int], structs: Mapping[int, str]) -> StructLayout:
+def struct_layout(
+    name: str, fields: tuple[str, ...], record: list[int], structs: Mapping[int, str]
+) -> StructLayout:
     """A struct from its numbers: its size, then for each field the offset and five of its element."""
     read = []
     for i, field_name in enumerate(fields):
@@ -134,9 +145,11 @@ def struct_layout(name: str, fields: tuple[str, ...], record: list[int], structs
     return StructLayout(name, record[0], tuple(read))
 
 
-def _element(record: list[int], structs: Mapping[int, str]) -> Element:
+def _element(record: list[int], structs: Mapping[int, str], spelled: str = "?") -> Element:
     code, components, columns, size, count = record
     if code >= STRUCT:
         return Element("struct", "uint8", 1, 1, size, count, structs.get(code - STRUCT, "struct"))
     scalar, dtype = SCALARS[code]
+    if scalar == "?":
+        return Element(scalar, dtype, 1, 1, size, count, spelled)
     return Element(scalar, dtype, components, columns, size, count)

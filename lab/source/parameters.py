@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from .declarations import OUT_OF_SCOPE, THREAD_ATTRIBUTES, Parameter
@@ -12,61 +14,72 @@ from .tokens import Token, closing, closing_angle, split
 def read_parameters(text: str, tokens: Sequence[Token]) -> tuple[Parameter, ...]:
     """The parameters between the parentheses of a kernel; ``tokens`` are tokens of ``text``.
 
-    A buffer without an index gets the lowest one not taken, in order, as Metal numbers them.
+    A buffer without an index gets the lowest one not taken, in order, as Metal numbers them; so does a
+    threadgroup argument. Where the compiler has to evaluate an index, that waits for ``numbered``.
     """
     parts = split(tokens)
     if len(parts) == 1 and [t.text for t in parts[0]] == ["void"]:
         return ()
-    read = [_parameter(text, part) for part in parts if part]
-    taken = {p.index for p in read if p.role == "buffer" and p.index is not None}
-    result, following = [], 0
+    read = tuple(_parameter(text, part, n) for n, part in enumerate(parts) if part)
+    return read if any(p.index_at for p in read) else numbered(read)
+
+
+def numbered(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """``parameters`` with an index for each buffer and threadgroup argument that has none."""
+    read = list(parameters)
+    taken = {(p.role, p.index) for p in read}
+    result = []
     for p in read:
-        if p.role == "buffer" and p.index is None:
-            while following in taken:
-                following += 1
-            taken.add(following)
-            p = replace(p, index=following)
+        if p.role in ("buffer", "threadgroup") and p.index is None:
+            index = next(i for i in itertools.count() if (p.role, i) not in taken)
+            taken.add((p.role, index))
+            p = replace(p, index=index)
         result.append(p)
     return tuple(result)
 
 
-def _parameter(text: str, tokens: Sequence[Token]) -> Parameter:
+def _parameter(text: str, tokens: Sequence[Token], number: int) -> Parameter:
     plain: list[Token] = []
-    attributes: list[tuple[str, str]] = []
+    attributes: list[tuple[str, int, int]] = []  # name, and where its argument stands
     i = 0
     while i < len(tokens) and tokens[i].text != "=":
         if tokens[i].text == "[[":
             close = closing(tokens, i)
             for part in split(tokens[i + 1 : close]):
-                argument = text[part[1].end : part[-1].offset] if len(part) > 2 else ""
-                attributes.append((part[0].text, argument.strip()))
+                if part:
+                    inside = (part[1].end, part[-1].offset) if len(part) > 2 else (part[0].end, part[0].end)
+                    attributes.append((part[0].text, *inside))
             i = close + 1
         else:
             plain.append(tokens[i])
             i += 1
-    name = declarator(plain) or tokens[0]
-    before = [t for t in plain if t.offset < name.offset]
-    after = [t for t in plain if t.offset > name.offset]
+    name = declarator(plain) if len(plain) > 1 and plain[-1].text not in ("*", "&") else None
+    before = [t for t in plain if name is None or t.offset < name.offset]
+    after = [t for t in plain if name is not None and t.offset > name.offset]
     words = {t.text for t in before}
-    attribute, argument = next(((a, x) for a, x in attributes if a in _KNOWN), ("", ""))
-    index = int(argument, 0) if argument.isdigit() else None
-    if any(w.startswith(("texture", "sampler", "depth2d", "imageblock")) for w in words):
+    attribute, start, end = next((a for a in attributes if a[0] in _KNOWN), ("", 0, 0))
+    argument = text[start:end].strip()
+    index = int(argument) if argument.isdecimal() else None
+    index_at = (start, end) if argument and index is None and attribute in ("buffer", "threadgroup") else None
+    if any(_TEXTURE.fullmatch(word) for word in words):
         attribute = attribute if attribute in OUT_OF_SCOPE else "texture"
     if attribute in OUT_OF_SCOPE:
         role = "unsupported"
     elif attribute in THREAD_ATTRIBUTES:
         role = "thread"
     elif attribute == "threadgroup" or (not attribute and "threadgroup" in words):
-        role, index = "threadgroup", index or 0
+        role = "threadgroup"
     elif attribute == "buffer" or words & {"device", "constant"}:
         role = "buffer"
     else:
         role = "unknown"
         attribute = attributes[0][0] if attributes else ""
     spelled = _spelling(text, before) + _spelling(text, after)
-    return Parameter(name.text, spelled, role, attribute, index, name)
+    shown = name.text if name else f"argument{number}"
+    return Parameter(shown, spelled, role, attribute, index, name or tokens[0], index_at)
 
 
+_TEXTURE = re.compile(r"(texture|depth)(1d|2d|3d|cube|_buffer)\w*|sampler|imageblock")
 _KNOWN = frozenset({"buffer", "threadgroup", *THREAD_ATTRIBUTES, *OUT_OF_SCOPE})
 
 
@@ -100,9 +113,10 @@ def is_bit_field(part: Sequence[Token]) -> bool:
 def host_name(head: Sequence[Token]) -> str | None:
     for i, token in enumerate(head):
         if token.text == "host_name":
-            return "".join(
-                t.text.strip('"') for t in head[i : closing(head, i + 1)] if t.kind == "string"
-            ) or None
+            return (
+                "".join(t.text.strip('"') for t in head[i : closing(head, i + 1)] if t.kind == "string")
+                or None
+            )
     return None
 
 

@@ -73,7 +73,7 @@ class Preprocessed:
     def line_of(self, place: Place) -> str:
         """The line of the user's own text that ``place`` lies in."""
         lines = _lines(self.files.get(place.file, ""))
-        return lines[place.line - 1] if 1 <= place.line <= len(lines) else ""
+        return lines[place.line - 1].rstrip("\r") if 1 <= place.line <= len(lines) else ""
 
 
 @functools.lru_cache(maxsize=64)
@@ -153,7 +153,8 @@ def preprocess(
         if raw not in shown:
             file = Path(raw)
             inside = raw.startswith(("<", _stubs())) or not file.is_file()
-            shown[raw] = "" if inside else _short(file, path)
+            short = "" if inside else _short(file, path)
+            shown[raw] = str(file.resolve()) if short in files else short
             if shown[raw] and shown[raw] not in files:
                 files[shown[raw]] = file.read_text(encoding="utf-8", errors="replace")
                 paths.append(file.resolve())

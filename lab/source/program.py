@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
 from .. import cache
 from ..errors import CompileError, MslError
 from . import compiler, layout, toolchain
-from .declarations import THREAD_ATTRIBUTES, Declarations, KernelDeclaration, Parameter, StructDeclaration
+from .declarations import (
+    ADDRESS_SPACES,
+    SPECIFIERS,
+    THREAD_ATTRIBUTES,
+    Declarations,
+    KernelDeclaration,
+    Parameter,
+    StructDeclaration,
+)
 from .diagnostics import Diagnostic, Place
 from .layout import ParameterType, StructLayout
+from .parameters import numbered
 from .preprocess import CELL, Preprocessed, preprocess
 from .scan import scan
 from .tokens import Token
 from .unit import Unit, describing, running
 
 _READING = ("-Xclang", "-disable-llvm-passes")
+_INDICES = 31  # buffer indices a kernel has, and threadgroup indices
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel as its caller sees it. ``types`` holds the type of each buffer and threadgroup parameter by name."""
+    """A kernel as its caller sees it; ``types``: those of buffer and threadgroup parameters, by name."""
 
     declaration: KernelDeclaration
     types: Mapping[str, ParameterType]
@@ -57,7 +68,8 @@ class Signature:
     @functools.cached_property
     def threadgroup_arguments(self) -> tuple[Parameter, ...]:
         """``[[threadgroup(n)]]`` parameters in the order of their index."""
-        return tuple(sorted((p for p in self.parameters if p.role == "threadgroup"), key=lambda p: p.index or 0))
+        found = (p for p in self.parameters if p.role == "threadgroup")
+        return tuple(sorted(found, key=lambda p: p.index or 0))
 
     @property
     def attributes(self) -> tuple[str, ...]:
@@ -99,7 +111,7 @@ class Program:
         functions = self.declarations.functions
         base = kernel.declaration.expression.split("<")[0].split("::")[-1].strip()
         seen: set[str] = set()
-        waiting = [base, kernel.name]
+        waiting = [base, kernel.name, "operator"]  # whose calls bear no name
         while waiting:
             for word in functions.get(waiting.pop(), ()):
                 if word not in seen:
@@ -118,22 +130,32 @@ def read(text: str, path: Path | None = None, options: Options | None = None, la
     structs = _structs_of(found)
     unit = describing(preprocessed, found, structs)
     numbers, warnings = _describe(unit, options)
+    found.kernels = [_indexed(k, numbers.get(f"msl_index_{i}", [])) for i, k in enumerate(found.kernels)]
     _refuse_parameters(found, preprocessed)
     ids = {i: struct.name for i, struct in enumerate(structs)}
     layouts = {
-        s.name: layout.struct_layout(s.name, s.fields, numbers[f"msl_struct_{i}"], ids) for i, s in enumerate(structs)
+        s.name: layout.struct_layout(s.name, s.fields, numbers[f"msl_struct_{i}"], ids)
+        for i, s in enumerate(structs)
     }
     kernels = {}
     for i, declaration in enumerate(found.kernels):
         described = [p for p in declaration.parameters if p.role in ("buffer", "threadgroup")]
         record = numbers[f"msl_kernel_{i}"]
         types = {
-            p.name: layout.parameter_type(record[8 * n : 8 * n + 8], ids) for n, p in enumerate(described)
+            p.name: layout.parameter_type(record[8 * n : 8 * n + 8], ids, _pointee(p))
+            for n, p in enumerate(described)
         }
         _refuse_types(declaration, types, preprocessed)
         place = _place(declaration.token, preprocessed)
         kernels[declaration.name] = Signature(declaration, types, layouts, place)
     return Program(preprocessed, found, options, kernels, tuple(warnings))
+
+
+def _indexed(kernel: KernelDeclaration, values: Sequence[int]) -> KernelDeclaration:
+    """``kernel`` with the ``values`` of those indices that the compiler had to evaluate."""
+    following = iter(values)
+    known = (p if p.index_at is None else replace(p, index=next(following)) for p in kernel.parameters)
+    return replace(kernel, parameters=numbered(known)) if values else kernel
 
 
 def _describe(unit: Unit, options: Options) -> tuple[dict[str, list[int]], list[Diagnostic]]:
@@ -153,7 +175,8 @@ def _describe(unit: Unit, options: Options) -> tuple[dict[str, list[int]], list[
 
 def _structs_of(found: Declarations) -> list[StructDeclaration]:
     """The structs that kernel parameters use, and those within them."""
-    words = {w for k in found.kernels for p in k.parameters for w in p.type.replace("*", " ").replace("&", " ").split()}
+    types = [p.type for k in found.kernels for p in k.parameters]
+    words = {word for kind in types for word in kind.replace("*", " ").replace("&", " ").split()}
     words |= {w.rsplit("::", 1)[-1] for w in words}
     chosen: dict[str, StructDeclaration] = {}
     waiting = sorted(words & set(found.structs))
@@ -165,11 +188,19 @@ def _structs_of(found: Declarations) -> list[StructDeclaration]:
     return list(chosen.values())
 
 
+def _pointee(p: Parameter) -> str:
+    """What the parameter points to, as the source spells it."""
+    words = re.split(r"[*&]", p.type)[0].replace("(", "").split()
+    return " ".join(w for w in words if w not in ADDRESS_SPACES | SPECIFIERS)
+
+
 def _place(token: Token, preprocessed: Preprocessed) -> Place | None:
     return preprocessed.origin(token.line, token.column)
 
 
-def _error(token: Token, text: str, preprocessed: Preprocessed, kind: type[CompileError] = CompileError) -> CompileError:
+def _error(
+    token: Token, text: str, preprocessed: Preprocessed, kind: type[CompileError] = CompileError
+) -> CompileError:
     place = _place(token, preprocessed)
     line = preprocessed.line_of(place) if place else ""
     ranges = ((place.column, place.column + len(token.text)),) if place else ()
@@ -200,35 +231,39 @@ def _refuse_parameters(found: Declarations, preprocessed: Preprocessed) -> None:
             if p.role == "unknown":
                 raise _error(p.token, _unknown(p, kernel), preprocessed)
             if p.index is not None:
-                limit = 31
-                if p.index >= limit:
-                    text = f"{p.role} index {p.index} is out of range: Metal has {p.role}(0) to {p.role}({limit - 1})"
+                if p.index >= _INDICES:
+                    known = f"{p.role}(0) to {p.role}({_INDICES - 1})"
+                    text = f"{p.role} index {p.index} is out of range: Metal has {known}"
                     raise _error(p.token, text, preprocessed)
                 other = taken.setdefault((p.role, p.index), p)
                 if other is not p:
-                    text = f"'{other.name}' and '{p.name}' of kernel '{kernel.name}' both have {p.role}({p.index})"
+                    both = f"'{other.name}' and '{p.name}' of kernel '{kernel.name}'"
+                    text = f"{both} both have {p.role}({p.index})"
                     raise _error(p.token, text, preprocessed)
 
 
 def _unknown(p: Parameter, kernel: KernelDeclaration) -> str:
+    whose = f"parameter '{p.name}' of kernel '{kernel.name}'"
     if not p.attribute:
         return (
-            f"parameter '{p.name}' of kernel '{kernel.name}' is neither a buffer (a device or constant pointer or "
-            "reference) nor has it an attribute such as [[thread_position_in_grid]]"
+            f"{whose} is neither a buffer (a device or constant pointer or reference) nor has it an "
+            "attribute such as [[thread_position_in_grid]]"
         )
     close = get_close_matches(p.attribute, [*THREAD_ATTRIBUTES, "buffer", "threadgroup"], 1)
     hint = f"; did you mean [[{close[0]}]]?" if close else ""
-    return f"parameter '{p.name}' of kernel '{kernel.name}' has the attribute [[{p.attribute}]], which kernels do not have{hint}"
+    return f"{whose} has the attribute [[{p.attribute}]], which kernels do not have{hint}"
 
 
-def _refuse_types(kernel: KernelDeclaration, types: Mapping[str, ParameterType], preprocessed: Preprocessed) -> None:
+def _refuse_types(
+    kernel: KernelDeclaration, types: Mapping[str, ParameterType], preprocessed: Preprocessed
+) -> None:
     for p in kernel.parameters:
         if p.role != "buffer" or p.name not in types:
             continue
         kind = types[p.name]
         if not kind.indirection or kind.space not in ("device", "constant"):
-            text = f"buffer '{p.name}' of kernel '{kernel.name}' must be a pointer or reference in device or constant memory"
-            raise _error(p.token, text, preprocessed)
+            text = f"buffer '{p.name}' of kernel '{kernel.name}' must be a pointer or reference"
+            raise _error(p.token, f"{text} in device or constant memory", preprocessed)
 
 
 def include_files(paths: Sequence[str | Path]) -> tuple[Path, ...]:

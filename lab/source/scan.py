@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .declarations import ADDRESS_SPACES, SPECIFIERS, Declarations, Edit, KernelDeclaration, Parameter, StructDeclaration
+from .declarations import (
+    ADDRESS_SPACES,
+    SPECIFIERS,
+    Declarations,
+    Edit,
+    KernelDeclaration,
+    Parameter,
+    StructDeclaration,
+)
 from .parameters import declarator, host_name, is_bit_field, read_parameters
 from .tokens import Token, closing, closing_angle, split, tokenize
 
@@ -17,6 +25,20 @@ from .tokens import Token, closing, closing_angle, split, tokenize
 def scan(text: str) -> Declarations:
     """Find the declarations in preprocessed ``text``."""
     return _Scanner(text).run()
+
+
+_TYPES = frozenset({"struct", "class", "union", "enum"})
+
+
+def _declarators(head: Sequence[Token]) -> Sequence[Token]:
+    """What follows the body of the type that a declaration defines; all of it where it defines none."""
+    for i, token in enumerate(head):
+        if token.text in ("(", "=", "[", "{"):
+            break
+        if token.text in _TYPES:
+            brace = next((j for j in range(i, len(head)) if head[j].text in ("{", "=", "(")), i)
+            return head[closing(head, brace) + 1 :] if head[brace].text == "{" else head
+    return head
 
 
 class _Scanner:
@@ -30,6 +52,7 @@ class _Scanner:
 
     def run(self) -> Declarations:
         self._scope(0, len(self.tokens), (), in_struct=False)
+        self._conditionals()
         return self.found
 
     # -- scopes ----------------------------------------------------------------------------------------
@@ -41,9 +64,16 @@ class _Scanner:
             text = tokens[i].text
             if text in (";", "}", "public", "private", "protected", ":"):
                 i += 1
-            elif text == "namespace" or (text == "inline" and i + 1 < end and tokens[i + 1].text == "namespace"):
+            elif text == "namespace" or (
+                text == "inline" and i + 1 < end and tokens[i + 1].text == "namespace"
+            ):
                 i = self._namespace(i, end, names)
-            elif text == "extern" and i + 2 < end and tokens[i + 1].kind == "string" and tokens[i + 2].text == "{":
+            elif (
+                text == "extern"
+                and i + 2 < end
+                and tokens[i + 1].kind == "string"
+                and tokens[i + 2].text == "{"
+            ):
                 close = closing(tokens, i + 2)
                 self._scope(i + 3, close, names, in_struct=False)
                 i = close + 1
@@ -92,21 +122,30 @@ class _Scanner:
         parameters: tuple[int, int] | None = None
         equals = False
         in_initialisers = False
+        members: tuple[str, ...] = ()  # of a type without a name that is defined here
         while i < end:
             text = tokens[i].text
             if text == ";":
-                self._plain(start, head_start, i, names, parameters, in_struct=in_struct, templated=templated)
+                head = tokens[head_start:i]
+                self._variables(
+                    head, parameters is not None, members, in_struct=in_struct, templated=templated
+                )
                 return i + 1
-            if text in ("struct", "class", "union", "enum") and parameters is None and not equals:
+            if text in _TYPES and parameters is None and not equals:
                 body = self._type_body(i, end)
                 if body is not None:
-                    i = self._type(i, body, names, head_start, templated)
+                    i, members = self._type(i, body, names, head_start, templated)
                     continue
             elif text == "=":
                 equals = equals or not (i and tokens[i - 1].text == "operator")
             elif text in ("(", "[", "[["):
                 close = closing(tokens, i)
-                if text == "(" and parameters is None and not equals and self._may_name_function(i, head_start):
+                if (
+                    text == "("
+                    and parameters is None
+                    and not equals
+                    and self._may_name_function(i, head_start)
+                ):
                     parameters = (i, close)
                 i = close
             elif text == "<" and tokens[i - 1].kind == "name" and tokens[i - 1].text != "operator":
@@ -150,13 +189,16 @@ class _Scanner:
             i += 1
         return i if i < end and self.tokens[i].text == "{" else None
 
-    def _type(self, i: int, body: int, names: tuple[str, ...], head_start: int, templated: bool) -> int:
-        """Read the struct at ``i``; returns the index of its closing brace."""
+    def _type(
+        self, i: int, body: int, names: tuple[str, ...], head_start: int, templated: bool
+    ) -> tuple[int, tuple[str, ...]]:
+        """Read the type at ``i``; returns the index after it, and its members where it has no name."""
         tokens = self.tokens
         close = closing(tokens, body)
         if tokens[i].text == "enum":
-            return close + 1
+            return close + 1, ()
         name, j = "", i + 1
+        inherited: list[str] = []
         while j < body and tokens[j].text != ":":
             if tokens[j].text in ("[[", "("):
                 j = closing(tokens, j)
@@ -166,10 +208,18 @@ class _Scanner:
                 templated = True
                 j = closing_angle(tokens, j) or j
             j += 1
+        for base in split(tokens[j + 1 : body]):
+            known = self.found.structs.get(base[-1].text) if base else None
+            if known is None:  # members that we cannot name: those of a template's instance, for one
+                templated = True
+            else:
+                inherited.extend(known.fields)
         aliases = []
         if any(t.text == "typedef" for t in tokens[head_start:i]):
             stop = self._statement_end(close, len(tokens))
-            aliases = [part[-1].text for part in split(tokens[close + 1 : stop]) if part and part[-1].kind == "name"]
+            aliases = [
+                part[-1].text for part in split(tokens[close + 1 : stop]) if part and part[-1].kind == "name"
+            ]
         outer_fields, self.fields = self.fields, []
         self._scope(body + 1, close, (*names, name) if name else names, in_struct=True)
         fields, self.fields = self.fields, outer_fields
@@ -177,10 +227,11 @@ class _Scanner:
         if not templated:
             for alias in [name, *aliases]:
                 if alias:
-                    qualified = "::".join((*names, alias))
+                    qualified = "::" + "::".join((*names, alias))
                     words = frozenset(t.text for t in tokens[body:close] if t.kind == "name")
-                    self.found.structs[alias] = StructDeclaration(alias, qualified, tuple(fields), words)
-        return close + 1
+                    members = (*inherited, *fields)
+                    self.found.structs[alias] = StructDeclaration(alias, qualified, members, words)
+        return close + 1, () if name else tuple(fields)
 
     def _method_spaces(self, body: int, close: int) -> None:
         """Give ``constant`` methods a form the compiler has: see the class's other overloads."""
@@ -208,28 +259,30 @@ class _Scanner:
 
     # -- variables -------------------------------------------------------------------------------------
 
-    def _plain(
+    def _variables(
         self,
-        start: int,
-        head_start: int,
-        end: int,
-        names: tuple[str, ...],
-        parameters: tuple[int, int] | None,
+        head: Sequence[Token],
+        called: bool,
+        members: tuple[str, ...],
         *,
         in_struct: bool,
         templated: bool,
     ) -> None:
-        """A declaration that ended in ``;``: a variable, data members or a prototype."""
-        tokens = self.tokens
-        head = tokens[head_start:end]
-        words = {t.text for t in head}
-        if any(t.text == "constant" for t in self._specifiers(head)) and not self._indirect(head):
+        """A declaration up to its ``;``: variables, data members, or with ``called`` perhaps a prototype."""
+        if not head:
+            return
+        declarators = _declarators(head)
+        if any(t.text == "constant" for t in self._specifiers(head)) and not self._indirect(declarators):
             if in_struct or templated:
                 self._storage_only(head)
             else:
                 self._constant(head)
-        elif in_struct and parameters is None and not words & {"static", "using", "typedef", "friend"}:
-            for part in split(head):
+        elif not in_struct or called or head[0].text in ("static", "using", "typedef", "friend"):
+            return
+        elif not declarators:  # a struct or union without a name: its members are those of the outer one
+            self.fields.extend(members)
+        else:
+            for part in split(declarators):
                 name = declarator(part)
                 if name is not None and not is_bit_field(part):
                     self.fields.append(name.text)
@@ -273,21 +326,26 @@ class _Scanner:
 
     def _constant(self, head: Sequence[Token]) -> None:
         """``constant T x = ...``: storage the compiler allows, and a reference in constant memory to it."""
-        constexpr = any(t.text == "constexpr" for t in head)
-        has_static = any(t.text == "static" for t in head)
+        parts = split(_declarators(head))
+        names = [name for name in map(declarator, parts) if name is not None]
+        if len(names) != len(parts):
+            return
+        specifiers = [t.text for t in head if t.offset < names[0].offset]
+        edits = self.found.edits
         self._storage_only(head)
-        references = []
-        for part in split(head):
-            name = declarator(part)
-            if name is None:
-                return
-            self.found.edits.append(Edit(name.offset, name.end, f"{name.text}__msl"))
-            prefix = "static constexpr" if constexpr else "static"
-            references.append(f" {prefix} constant auto& {name.text} = msl_constant({name.text}__msl);")
-        if not has_static:
-            self.found.edits.append(Edit(head[0].offset, head[0].offset, "static "))
+        if "static" not in specifiers:
+            edits.append(Edit(head[0].offset, head[0].offset, "static "))
+            specifiers.insert(0, "static")
+        prefix = "static constexpr" if "constexpr" in specifiers else "static"
+        views = [f" {prefix} constant auto& {name.text} = msl_constant({name.text}__msl);" for name in names]
+        edits += [Edit(name.offset, name.end, f"{name.text}__msl") for name in names]
+        if "{" not in specifiers:  # one declaration each, since the next initialiser may use the name
+            again = " ".join("const __global" if word == "constant" else word for word in specifiers)
+            for before, part, view in zip(parts, parts[1:], views, strict=False):
+                edits.append(Edit(before[-1].end, part[0].offset, f";{view} {again} "))
+            views = views[-1:]
         end = self._after(head[-1])
-        self.found.edits.append(Edit(end, end, "".join(references)))
+        edits.append(Edit(end, end, "".join(views)))
 
     def _after(self, last: Token) -> int:
         """Offset after the ``;`` that follows token ``last``."""
@@ -296,7 +354,7 @@ class _Scanner:
 
     def _threadgroup(self, head: Sequence[Token]) -> None:
         """``threadgroup T a[4], b;`` becomes a struct in the group's memory and references to its members."""
-        names = [declarator(part) for part in split(head)]
+        names = [declarator(part) for part in split(_declarators(head))]
         if any(name is None for name in names):
             return
         n, self.storage = self.storage, self.storage + 1
@@ -308,6 +366,44 @@ class _Scanner:
         block = f"auto& msl_storage_{n}_ = msl_threadgroup<msl_storage_{n}, {n}>();"
         end = self._after(head[-1])
         edits.append(Edit(end, end, f" }}; {block}{references}"))
+
+    # -- expressions -----------------------------------------------------------------------------------
+
+    def _conditionals(self) -> None:
+        """``c ? a : b`` where ``a`` and ``b`` are of one class in two address spaces: see ``msl_branch``."""
+        tokens = self.tokens
+        angles = [i for i, t in enumerate(tokens) if t.text == "<" and i and tokens[i - 1].kind == "name"]
+        lists = [(i, closing_angle(tokens, i) or i) for i in angles]
+        for i, token in enumerate(tokens):
+            if token.text != "?" or token.kind != "punct":
+                continue
+            colon = self._branch_end(i + 1)
+            if colon >= len(tokens) or tokens[colon].text != ":":
+                continue
+            if any(first < i < last for first, last in lists):
+                continue  # template arguments, or comparisons that look like them
+            for first, last in ((i + 1, colon), (colon + 1, self._branch_end(colon + 1))):
+                if last - first > 1 or (last > first and tokens[first].kind == "name"):
+                    edits = self.found.edits
+                    edits.append(Edit(tokens[first].offset, tokens[first].offset, "(msl_branch(), "))
+                    edits.append(Edit(tokens[last - 1].end, tokens[last - 1].end, ")"))
+
+    def _branch_end(self, i: int) -> int:
+        """Index of the token that ends the branch of a conditional expression at ``i``."""
+        tokens = self.tokens
+        inner = 0
+        while i < len(tokens):
+            text = tokens[i].text
+            if text in ("(", "[", "{", "[["):
+                i = closing(tokens, i)
+            elif text == "?":
+                inner += 1
+            elif text == ":" and inner:
+                inner -= 1
+            elif text in (":", ";", ")", "]", "}", "]]") or (text == "," and not inner):
+                return i
+            i += 1
+        return i
 
     # -- functions -------------------------------------------------------------------------------------
 
@@ -327,7 +423,8 @@ class _Scanner:
         name = tokens[parameters[0] - 1]
         if name.text == ">":  # a specialisation: f<int>(...)
             name = next((t for t in reversed(tokens[head_start : parameters[0]]) if t.kind == "name"), name)
-        self.found.functions.setdefault(name.text, set()).update(
+        operator = any(t.text == "operator" for t in tokens[head_start : parameters[0]])
+        self.found.functions.setdefault("operator" if operator else name.text, set()).update(
             t.text for t in tokens[parameters[0] : close] if t.kind == "name"
         )
         self._body(body + 1, close)
@@ -343,7 +440,7 @@ class _Scanner:
             if p.role == "unsupported":
                 what = "render functions" if p.attribute == "stage_in" else f"{p.attribute.rstrip('s')}s"
                 self.found.out_of_scope.append((p.token, what))
-        qualified = "::".join((*names, name.text))
+        qualified = "::" + "::".join((*names, name.text))
         if templated:
             self.templates[name.text] = (qualified, read, head[0], tokens[close])
         else:
@@ -359,9 +456,11 @@ class _Scanner:
                 stop = self._statement_end(i, end)
                 head = tokens[i:stop]
                 spaces = {t.text for t in self._specifiers(head)}
-                if "threadgroup" in spaces and not self._indirect(head):
+                if self._indirect(_declarators(head)):
+                    pass
+                elif "threadgroup" in spaces:
                     self._threadgroup(head)
-                elif "constant" in spaces and not self._indirect(head):
+                elif "constant" in spaces:
                     self._constant(head)
             i += 1
 
@@ -387,7 +486,7 @@ class _Scanner:
         arguments = self.text[head[angle[0]].offset : head[angle[1]].end]
         template = self.templates.get(name.text)
         read: tuple[Parameter, ...] = template[1] if template else ()
-        qualified = template[0] if template else "::".join((*names, name.text))
+        qualified = template[0] if template else "::" + "::".join((*names, name.text))
         if template or host is not None:
             host = host or f"{name.text}{arguments}"
             first, last = (template[2], template[3]) if template else (head[0], head[-1])
@@ -404,4 +503,3 @@ class _Scanner:
         for piece in self.text[start:end].splitlines(keepends=True):
             yield start, piece.rstrip("\n")
             start += len(piece)
-

@@ -20,7 +20,9 @@ def zig() -> Path:
         raise EngineError("The compiler is missing: install it with `pip install ziglang==0.17.1`.")
     path = Path(spec.submodule_search_locations[0]) / ("zig.exe" if os.name == "nt" else "zig")
     if not path.exists():
-        raise EngineError(f"The package ziglang has no compiler in it ({path.name} is missing): reinstall it.")
+        raise EngineError(
+            f"The package ziglang has no compiler in it ({path.name} is missing): reinstall it."
+        )
     return path
 
 

@@ -14,8 +14,13 @@ from .declarations import Declarations, Edit, KernelDeclaration, StructDeclarati
 from .diagnostics import Place
 from .preprocess import Preprocessed
 
-_OPEN = "#pragma clang attribute push(__attribute__((internal_linkage)), apply_to = any(function, variable(is_global)))\n"
+_OPEN = (
+    "#pragma clang attribute push(__attribute__((internal_linkage)), "
+    "apply_to = any(function, variable(is_global)))\n"
+)
 _CLOSE = "\n#pragma clang attribute pop\n"
+
+_THREADS = "launch.size[0] * launch.size[1] * launch.size[2]"
 
 # Each thread attribute in terms of what the wrappers below have at hand.
 _ATTRIBUTES = {
@@ -35,10 +40,10 @@ _ATTRIBUTES = {
     "thread_execution_width": "32u, 0, 0",
     "simdgroup_index_in_threadgroup": "tid >> 5, 0, 0",
     "simdgroups_per_threadgroup": "(sx * sy * sz + 31u) >> 5, 0, 0",
-    "dispatch_simdgroups_per_threadgroup": "(launch.size[0] * launch.size[1] * launch.size[2] + 31u) >> 5, 0, 0",
+    "dispatch_simdgroups_per_threadgroup": f"({_THREADS} + 31u) >> 5, 0, 0",
     "quadgroup_index_in_threadgroup": "tid >> 2, 0, 0",
     "quadgroups_per_threadgroup": "(sx * sy * sz + 3u) >> 2, 0, 0",
-    "dispatch_quadgroups_per_threadgroup": "(launch.size[0] * launch.size[1] * launch.size[2] + 3u) >> 2, 0, 0",
+    "dispatch_quadgroups_per_threadgroup": f"({_THREADS} + 3u) >> 2, 0, 0",
 }
 
 _THREAD = """
@@ -56,11 +61,12 @@ extern "C" void msl_thread(const msl_group* group, uint tid) {{
 
 # Threads of a group one after the other: for kernels in which they never meet.
 _GROUPS = """
-extern "C" void msl_groups(const msl_launch* record, ulong first, ulong count) {{
+extern "C" void msl_groups(const msl_launch* record, ulong first, ulong count, volatile ulong* progress) {{
     const msl_launch launch = *record;
     typedef msl_signature<decltype({kernel})> signature;
     {bindings}
     for (ulong index = first; index < first + count; ++index) {{
+        *progress = index;
         const uint gx = (uint)(index % launch.groups[0]);
         const uint gy = (uint)(index / launch.groups[0] % launch.groups[1]);
         const uint gz = (uint)(index / ((ulong)launch.groups[0] * launch.groups[1]));
@@ -87,6 +93,8 @@ class Unit:
     preprocessed: Preprocessed
     pieces: tuple[tuple[int, int, int], ...]
     """Copied stretches: offset in ``text``, offset in the preprocessed text, length; in order."""
+    tail: int
+    """Offset in ``text`` from where on all is ours but for copied stretches."""
 
     def locate(self, line: int, column: int) -> Place | None:
         """The user's place for a position (from 1) in ``text``; None in what we generated."""
@@ -95,9 +103,11 @@ class Unit:
             return None
         offset = starts[line - 1] + column - 1
         i = bisect_right(self.pieces, (offset, 1 << 62, 0)) - 1
-        if i < 0 or offset > self.pieces[-1][0] + self.pieces[-1][2]:
+        if i < 0:
             return None
         ours, theirs, length = self.pieces[i]
+        if offset >= self.tail and offset > ours + length:
+            return None
         back = theirs + min(offset - ours, length)
         original = self.preprocessed.text
         row = original.count("\n", 0, back) + 1
@@ -110,11 +120,12 @@ def describing(preprocessed: Preprocessed, found: Declarations, structs: Sequenc
     for i, struct in enumerate(structs):
         tail.append(f"template <> struct msl_struct_id<{struct.qualified}> {{ enum {{ value = {i} }}; }};")
     for i, struct in enumerate(structs):
+        name = struct.qualified
         fields = "".join(
-            f", __builtin_offsetof({struct.qualified}, {name}), MSL_FIELD(decltype({struct.qualified}::{name}))"
-            for name in struct.fields
+            f", __builtin_offsetof({name}, {field}), MSL_FIELD(decltype({name}::{field}))"
+            for field in struct.fields
         )
-        tail.append(f'extern "C" const __constant uint msl_struct_{i}[] = {{sizeof({struct.qualified}){fields}}};')
+        tail.append(f'extern "C" const __constant uint msl_struct_{i}[] = {{sizeof({name}){fields}}};')
     for i, kernel in enumerate(found.kernels):
         described = ", ".join(
             f"MSL_DESCRIBE(msl_signature<decltype({kernel.expression})>::argument<{n}>)"
@@ -122,31 +133,47 @@ def describing(preprocessed: Preprocessed, found: Declarations, structs: Sequenc
             if p.role in ("buffer", "threadgroup")
         )
         tail.append(f'extern "C" const __constant uint msl_kernel_{i}[] = {{{described or 0}}};')
-    return _assemble(preprocessed, found.edits, "\n".join(tail))
+    parts: list[str | tuple[int, int]] = ["\n".join(tail)]
+    for i, kernel in enumerate(found.kernels):
+        indices = [p.index_at for p in kernel.parameters if p.index_at is not None]
+        if indices:
+            spaces = kernel.expression.split("<")[0].split("::")[:-1]
+            parts.append("\n" + "".join(f"namespace {name} {{ " for name in spaces))
+            parts.append(f'extern "C" const __constant uint msl_index_{i}[] = {{')
+            for at in indices:
+                parts += ["(uint)(", at, "), "]
+            parts.append("};" + " }" * len(spaces))
+    return _assemble(preprocessed, found.edits, parts)
 
 
-def running(preprocessed: Preprocessed, found: Declarations, kernel: KernelDeclaration, *, groups: bool) -> Unit:
+def running(
+    preprocessed: Preprocessed, found: Declarations, kernel: KernelDeclaration, *, groups: bool
+) -> Unit:
     """The unit that runs ``kernel``: by whole threadgroups, or one thread at a time."""
     bindings, arguments = [], []
     launch = "record->" if groups else "launch."
-    shared = "group->threadgroup_memory"
     for n, p in enumerate(kernel.parameters):
         argument = f"signature::argument<{n}>"
         if p.role == "buffer":
             bindings.append(f"msl_bind<{argument}> a{n}({launch}buffer[{p.index}]);")
             arguments.append(f"a{n}.get()")
         elif p.role == "threadgroup":
-            address = "0" if groups else f"{shared} + msl_threadgroup_offset(launch, {p.index})"
+            address = f"group->threadgroup_memory + msl_threadgroup_offset(launch, {p.index})"
             bindings.append(f"msl_bind<{argument}> a{n}({address});")
             arguments.append(f"a{n}.get()")
         else:
             arguments.append(f"msl_attribute<{argument}>::make({_ATTRIBUTES[p.attribute]})")
     template = _GROUPS if groups else _THREAD
-    text = template.format(kernel=kernel.expression, bindings=" ".join(bindings), arguments=", ".join(arguments))
-    return _assemble(preprocessed, found.edits, text)
+    text = template.format(
+        kernel=kernel.expression, bindings=" ".join(bindings), arguments=", ".join(arguments)
+    )
+    return _assemble(preprocessed, found.edits, [text])
 
 
-def _assemble(preprocessed: Preprocessed, edits: Iterable[Edit], tail: str) -> Unit:
+def _assemble(
+    preprocessed: Preprocessed, edits: Iterable[Edit], tail: Sequence[str | tuple[int, int]]
+) -> Unit:
+    """The user's text with its edits, then ``tail``: our own text, and stretches copied from the user's."""
     text = preprocessed.text
     out, pieces = [_OPEN], []
     length, at = len(_OPEN), 0
@@ -158,8 +185,18 @@ def _assemble(preprocessed: Preprocessed, edits: Iterable[Edit], tail: str) -> U
         length += edit.start - at + len(edit.text)
         at = edit.end
     pieces.append((length, at, len(text) - at))
-    out += [text[at:], _CLOSE, tail, "\n"]
-    return Unit("".join(out), preprocessed, tuple(pieces))
+    out += [text[at:], _CLOSE]
+    length += len(text) - at
+    start = length + 1
+    length += len(_CLOSE)
+    for part in tail:
+        if isinstance(part, tuple):
+            pieces.append((length, part[0], part[1] - part[0]))
+            part = text[slice(*part)]
+        out.append(part)
+        length += len(part)
+    out.append("\n")
+    return Unit("".join(out), preprocessed, tuple(pieces), start)
 
 
 def _line_starts(text: str) -> list[int]:

@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import astuple, dataclass
 
 import mlx.core as mx
 import numpy as np
 
 from ... import cache
-from ...errors import EngineError, KernelFault
+from ...errors import ArgumentError, EngineError, KernelFault
 from ...source import compiler, toolchain
 from ...source.program import Program, Signature
+from ...source.unit import Unit
 from ..launch import LaunchRecord
-from ..protocol import Argument, Description, Geometry
+from ..protocol import MAX_THREADGROUP_MEMORY, Argument, Description, Geometry
+from .lowering import Site, guard_divisions, inline_what_meets, lower
 from .memory import Block, Stray, arena
-from .native import FAULTED, Loaded, object_code, processor, runtime
+from .native import (
+    FAULTED,
+    NO_MEMORY,
+    STACK_GUARD,
+    THREADGROUP_MEMORY,
+    UNMET_BARRIER,
+    Job,
+    Loaded,
+    inlined,
+    object_code,
+    pipeline_key,
+    processor,
+    runtime,
+)
 
-# Where threads of a group meet, or need to know who else is there: not for the plain loop.
-_MEETING = ("simd_", "quad_", "simdgroup_", "quadgroup_", "threadgroup_barrier", "msl_threadgroup")
+# Where threads of a group meet, or share memory: what the plain loop cannot do.
+_MEETING = ("simd_", "quad_", "simdgroup_", "quadgroup_", "threadgroup_barrier", "msl_threadgroup", "__msl_")
+
+
+@dataclass(frozen=True)
+class Code:
+    """A compiled kernel: object code, and for fibers where they meet and the storage they share."""
+
+    executor: str  # loop or fiber
+    object_code: bytes
+    sites: tuple[Site, ...] = ()
+    storage: int = 0
+
+    def packed(self) -> bytes:
+        """As bytes for the cache."""
+        about = {"executor": self.executor, "sites": [astuple(s) for s in self.sites], "storage": self.storage}
+        head = json.dumps(about).encode()
+        return len(head).to_bytes(4, "little") + head + self.object_code
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Code:
+        """Back from ``packed``."""
+        end = 4 + int.from_bytes(data[:4], "little")
+        about = json.loads(data[4:end])
+        return cls(about["executor"], data[end:], tuple(Site(*s) for s in about["sites"]), about["storage"])
+
 
 class CpuEngine:
     """Compiles with clang to the processor's own code; runs threadgroups on all cores."""
@@ -35,37 +75,62 @@ class CpuEngine:
             return str(problem)
         return None
 
+    def executor(self, program: Program, kernel: Signature) -> str:
+        """``loop`` for a kernel whose threads never meet and share no memory, ``fiber`` for any other."""
+        meets = any(word.startswith(_MEETING) for word in program.uses(kernel))
+        return "fiber" if meets or kernel.threadgroup_arguments else "loop"
+
     def compile(self, program: Program, kernel: Signature) -> CpuExecutable:
         """Machine code for ``kernel``, from the cache where it was compiled before."""
         started = time.perf_counter()
-        if any(word.startswith(_MEETING) for word in program.uses(kernel)):
+        executor = self.executor(program, kernel)
+        unit = program.unit(kernel, groups=executor == "loop")
+        flags = compiler.language_flags(compiler.host(), program.options.math)
+        key = (*flags, executor, *processor(), toolchain.version(), compiler.headers_key(), pipeline_key())
+        name = cache.key("kernel", *key, unit.text)
+        data = cache.shared().get(name)
+        if data is None:
+            code = _compile(unit, program.options.math, executor)
+            cache.shared().put(name, code.packed())
+        else:
+            code = Code.unpacked(data)
+        if code.storage > MAX_THREADGROUP_MEMORY:
             raise EngineError(
-                f"Kernel '{kernel.name}' uses simdgroup operations, barriers or threadgroup memory, which this "
-                "version of the CPU engine does not run yet."
+                f"Kernel '{kernel.name}' declares {code.storage} bytes of threadgroup memory; "
+                f"a threadgroup has at most {MAX_THREADGROUP_MEMORY}."
             )
-        target, math = compiler.host(), program.options.math
-        unit = program.unit(kernel, groups=True)
-        flags = compiler.language_flags(target, math)
-        name = cache.key("object", toolchain.version(), compiler.headers_key(), *processor(), *flags, unit.text) + ".o"
-        code = cache.shared().get(name)
-        kept = code is not None
-        if code is None:
-            ir, _ = compiler.compile_ir(unit, target, math)
-            code = object_code(ir)
-            cache.shared().put(name, code)
-        loaded = Loaded(code)
-        description = Description(self.name, "loop", time.perf_counter() - started, kept)
-        return CpuExecutable(kernel, loaded, loaded.address("msl_groups"), description)
+        loaded = Loaded(code.object_code)
+        seconds = time.perf_counter() - started
+        description = Description(self.name, executor, seconds, data is not None, code.storage)
+        return CpuExecutable(kernel, unit, code, loaded, description)
+
+
+def _compile(unit: Unit, math: str, executor: str) -> Code:
+    target = compiler.host()
+    if executor == "loop":
+        text, _ = compiler.compile_ir(unit, target, math)
+        return Code(executor, object_code(guard_divisions(text)))
+    text, _ = compiler.compile_ir(unit, target, math, "-Xclang", "-disable-llvm-passes", "-gline-tables-only")
+    lowered = lower(inlined(inline_what_meets(guard_divisions(text))))
+    return Code(executor, object_code(lowered.text, optimise=True), lowered.sites, lowered.storage)
 
 
 class CpuExecutable:
     """A kernel in memory, ready to run."""
 
-    def __init__(self, kernel: Signature, code: Loaded, entry: int, description: Description) -> None:
+    def __init__(self, kernel: Signature, unit: Unit, code: Code, loaded: Loaded, description: Description) -> None:
         self.kernel = kernel
-        self.entry = entry
-        self._code = code
+        self.unit = unit
+        self.code = code
+        self._loaded = loaded
         self._description = description
+        self._entry = loaded.address("msl_groups" if code.executor == "loop" else "msl_thread")
+
+    def job(self, shared: int) -> Job:
+        """A dispatch of this kernel; ``shared`` are the bytes of its ``[[threadgroup(n)]]`` arguments."""
+        if self.code.executor == "loop":
+            return Job(run_groups=self._entry)
+        return Job(run_thread=self._entry, storage=self.code.storage, shared=self.code.storage + shared)
 
     def describe(self) -> Description:
         """How it runs."""
@@ -90,8 +155,16 @@ class CpuBinding:
         launch.grid[:] = geometry.grid
         launch.groups[:] = geometry.groups
         launch.size[:] = geometry.threadgroup
+        shared = 0
         for index, size in threadgroup_memory.items():
             launch.threadgroup_bytes[index] = size
+            shared += -(-size // 16) * 16
+        job = self._executable.job(shared)
+        if job.shared > MAX_THREADGROUP_MEMORY:
+            raise ArgumentError(
+                f"Kernel '{self._executable.kernel.name}' would use {job.shared} bytes of threadgroup memory "
+                f"({job.storage} of its own, {shared} given); a threadgroup has at most {MAX_THREADGROUP_MEMORY}."
+            )
         blocks: dict[int, Block] = {}
         try:
             for a in self._arguments:
@@ -102,7 +175,7 @@ class CpuBinding:
                     launch.buffer[a.index] = block.address
                 elif a.memory is not None:
                     launch.buffer[a.index] = a.memory.__array_interface__["data"][0]
-            job = runtime().dispatch(self._executable.entry, launch, geometry.group_count)
+            runtime().dispatch(job, launch, geometry.group_count)
             if job.state == FAULTED:
                 raise KernelFault(self._fault(job, launch, blocks))
             for a in self._arguments:
@@ -114,15 +187,47 @@ class CpuBinding:
             for block in blocks.values():
                 arena().give(block)
 
-    def _fault(self, job: Any, launch: LaunchRecord, blocks: Mapping[int, Block]) -> str:
+    def _fault(self, job: Job, launch: LaunchRecord, blocks: Mapping[int, Block]) -> str:
         kernel = self._executable.kernel.name
-        where = f"threadgroup {_position(job.group, launch)} or one soon after it"
-        if job.stack:
-            return f"Kernel '{kernel}' ran out of stack in {where}: a function calls itself without end, or private arrays are too large."
-        if job.signal == _SIGFPE:
-            return f"Kernel '{kernel}' divided an integer by zero in {where}."
+        if job.signal == NO_MEMORY:
+            return f"There is no memory for the threads of kernel '{kernel}'."
+        where = f"threadgroup {_position(job.group, launch)}"
+        if job.signal == UNMET_BARRIER:
+            return self._unmet(job, where)
+        if job.thread >= 0:
+            where = f"thread {job.thread} of {where}"
+        if job.region == STACK_GUARD:
+            return (
+                f"Kernel '{kernel}' ran out of stack in {where}: a function calls itself without end, "
+                "or its private arrays are too large."
+            )
+        if job.region == THREADGROUP_MEMORY:
+            offset = job.address - job.shared_at
+            return (
+                f"Kernel '{kernel}' touched threadgroup memory outside the {job.shared} bytes it has, at byte {offset}, "
+                f"in {where}."
+            )
         nearest = self._nearest(job.address, launch, blocks)
         return f"Kernel '{kernel}' touched memory that is not its own, {nearest}, in {where}."
+
+    def _unmet(self, job: Job, where: str) -> str:
+        kernel = self._executable.kernel.name
+        first, second = (self._site(index) for index in job.sites)
+        a, b = job.threads
+        if job.sites[0] == job.sites[1]:
+            how = f"threads {a} and {b} wait at {first} in different iterations of a loop"
+        else:
+            how = f"thread {a} waits at {first}, thread {b} at {second}"
+        return (
+            f"Kernel '{kernel}' has a barrier that not all threads of {where} reach: {how}. "
+            "All threads that have not returned must come to the same barrier."
+        )
+
+    def _site(self, index: int) -> str:
+        site = self._executable.code.sites[index]
+        name = site.primitive.removeprefix("__msl_")
+        place = self._executable.unit.locate(site.line, site.column) if site.line else None
+        return f"{name} in {place.file} line {place.line}" if place else f"a {name}"
 
     def _nearest(self, address: int, launch: LaunchRecord, blocks: Mapping[int, Block]) -> str:
         if address < 4096:
@@ -143,9 +248,6 @@ class CpuBinding:
     def _stray(self, argument: Argument, stray: Stray) -> str:
         kernel = self._executable.kernel.name
         return f"Kernel '{kernel}' wrote to memory that is not its own, {_outside(argument, stray.offset)}."
-
-
-_SIGFPE = 8
 
 
 def _outside(a: Argument, offset: int) -> str:

@@ -22,7 +22,7 @@ _RANGE = 128 << 30
 _SMALLEST = 1 << 30  # where the system does not give more address space
 _PATTERN = 0xA5
 _PATTERNS = bytes([_PATTERN]) * (2 * mmap.PAGESIZE)
-_KEEP = 1 << 20  # bytes that stay open in a free range for the next buffer
+_KEEP = 32 << 20  # bytes that free ranges may keep open in all, so that the next buffer finds its pages there
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,15 @@ class Block:
             return Stray(int(changed[-1]) - offset)
         return Stray(self.nbytes + int(np.flatnonzero(after != _PATTERN)[0]))
 
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of memory it holds."""
+        return self._open
+
     def close(self, memory: Runtime) -> None:
-        """Give large memory back to the system."""
-        if self._open > _KEEP:
-            memory.decommit(self._base, self._open)
-            self._open = 0
+        """Give its memory back to the system."""
+        memory.decommit(self._base, self._open)
+        self._open = 0
 
 
 class Arena:
@@ -91,7 +95,7 @@ class Arena:
     def take(self, nbytes: int) -> Block:
         """A block of ``nbytes`` bytes; give it back with ``give``. Raises EngineError without memory."""
         with self._lock:
-            block = self._free.pop() if self._free else self._reserve()
+            block = self._free.pop(self._best(nbytes)) if self._free else self._reserve()
         try:
             block.prepare(nbytes, self._memory)
         except EngineError:
@@ -101,9 +105,14 @@ class Arena:
 
     def give(self, block: Block) -> None:
         """Take the block back."""
-        block.close(self._memory)
         with self._lock:
+            if sum(b.open_bytes for b in self._free) + block.open_bytes > _KEEP:
+                block.close(self._memory)
             self._free.append(block)
+
+    def _best(self, nbytes: int) -> int:
+        """Index of the free block whose open pages are nearest to ``nbytes``."""
+        return min(range(len(self._free)), key=lambda i: abs(self._free[i].open_bytes - nbytes))
 
     def _reserve(self) -> Block:
         while True:

@@ -7,6 +7,8 @@ import functools
 import os
 import platform
 import threading
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,14 @@ def processor() -> tuple[str, str]:
 
 
 @functools.cache
+def pipeline_key() -> str:
+    """A hash of the modules that make code out of IR, for keys of caches."""
+    here = Path(__file__).parent
+    files = [*sorted(here.glob("*.py")), *sorted((here.parents[1] / "ir").glob("*.py"))]
+    return cache.key(metadata.version("llvmlite"), *(f.read_bytes() for f in files))
+
+
+@functools.cache
 def _target_machine() -> Any:
     llvm = _llvm()
     cpu, features = processor()
@@ -43,23 +53,56 @@ def _target_machine() -> Any:
     return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small", jit=True)
 
 
-def object_code(ir: str) -> bytes:
-    """Object code of a module for this processor."""
+def object_code(text: str, *, optimise: bool = False) -> bytes:
+    """Object code of a module for this processor, after LLVM's own passes where the text has seen none."""
     with _lock:
-        llvm = _llvm()
-        module = llvm.parse_assembly(ir)
-        module.triple = llvm.get_process_triple()
+        module = _module(text)
+        if optimise:
+            _run(module, lambda builder: builder.getModulePassManager())
         return _target_machine().emit_object(module)
+
+
+def inlined(text: str) -> str:
+    """The module with every ``alwaysinline`` function inlined and variables in registers, loops as they were."""
+    llvm = _llvm()
+
+    def passes(_: Any) -> Any:
+        manager = llvm.create_new_module_pass_manager()
+        manager.add_always_inliner_pass()
+        manager.add_sroa_pass()
+        manager.add_global_dead_code_eliminate_pass()
+        return manager
+
+    with _lock:
+        module = _module(text)
+        _run(module, passes)
+        return str(module)
+
+
+def _module(text: str) -> Any:
+    llvm = _llvm()
+    module = llvm.parse_assembly(text)
+    module.triple = llvm.get_process_triple()
+    return module
+
+
+def _run(module: Any, passes: Callable[[Any], Any]) -> None:
+    llvm = _llvm()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = options.slp_vectorization = True
+    builder = llvm.create_pass_builder(_target_machine(), options)
+    passes(builder).run(module, builder)
 
 
 class Loaded:
     """Object code in memory. Lives as long as this object does."""
 
-    def __init__(self, code: bytes) -> None:
+    def __init__(self, *parts: bytes) -> None:
         with _lock:
             llvm = _llvm()
             self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine_for_loading())
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            for code in parts:
+                self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
             self._engine.finalize_object()
 
     def address(self, name: str) -> int:
@@ -77,27 +120,35 @@ def _target_machine_for_loading() -> Any:
     return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
 
 
-class _Job(ctypes.Structure):
-    """One dispatch, as runtime.c has it."""
+class Job(ctypes.Structure):
+    """One dispatch, as runtime.h has it."""
 
     _fields_ = (
-        ("run", ctypes.c_void_p),
+        ("run_groups", ctypes.c_void_p),
+        ("run_thread", ctypes.c_void_p),
         ("launch", ctypes.c_void_p),
         ("total", ctypes.c_uint64),
         ("chunk", ctypes.c_uint64),
+        ("storage", ctypes.c_uint64),
+        ("shared", ctypes.c_uint64),
+        ("shared_at", ctypes.c_uint64),
         ("next", ctypes.c_uint64),
         ("state", ctypes.c_int32),
         ("wanted", ctypes.c_int32),
         ("active", ctypes.c_int32),
         ("signal", ctypes.c_int32),
-        ("code", ctypes.c_int32),
         ("address", ctypes.c_uint64),
         ("group", ctypes.c_uint64),
-        ("stack", ctypes.c_uint64),
+        ("thread", ctypes.c_int64),
+        ("region", ctypes.c_int32),
+        ("threads", ctypes.c_int32 * 2),
+        ("sites", ctypes.c_int32 * 2),
     )
 
 
 FAULTED = 1
+UNMET_BARRIER, NO_MEMORY = -1, -2  # in place of a signal
+STACK_GUARD, THREADGROUP_MEMORY = 1, 2  # regions
 _STEP = 50_000_000  # nanoseconds between two looks at the keyboard
 
 
@@ -105,7 +156,7 @@ class Runtime:
     """The runtime of this process: workers, and memory with guards around it."""
 
     def __init__(self) -> None:
-        self._code = Loaded(_runtime_code())
+        self._code = Loaded(*(_runtime_code(part) for part in ("runtime.c", "fibers.c")))
         u64, i32, pointer = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
         self._start = self._function("lab_start", i32, i32)
         self._run = self._function("lab_run", i32, pointer, u64)
@@ -115,9 +166,11 @@ class Runtime:
         self.commit = self._function("lab_commit", i32, u64, u64)
         self.decommit = self._function("lab_decommit", None, u64, u64)
         llvm = _llvm()
+        names = ["lab_enter", "lab_meet", "lab_meet64", "lab_shuffle", "lab_barrier"]
         if platform.machine().lower() in ("x86_64", "amd64"):
-            for name in ("__extendhfsf2", "__truncsfhf2", "__truncsfbf2"):
-                llvm.add_symbol(name, self._code.address(name))
+            names += ["__extendhfsf2", "__truncsfhf2", "__truncsfbf2"]
+        for name in names:
+            llvm.add_symbol(name, self._code.address(name))
         self._busy = threading.Lock()
         self.workers = 0
         self._begin()
@@ -136,16 +189,16 @@ class Runtime:
         self._busy = threading.Lock()
         self.workers = 0  # threads do not survive a fork; started anew when needed
 
-    def dispatch(self, run: int, launch: ctypes.Structure, groups: int) -> _Job:
-        """Run ``groups`` threadgroups with the function at address ``run``; the job tells how it ended.
+    def dispatch(self, job: Job, launch: ctypes.Structure, groups: int) -> None:
+        """Run ``groups`` threadgroups of ``job``, which then tells how it ended.
 
         Interruptible: on KeyboardInterrupt the workers leave the kernel, then the exception goes on.
         """
         with self._busy:
             if not self.workers:
                 self._begin()
-            chunk = max(1, min(groups // (self.workers * 16), 1 << 20))
-            job = _Job(run=run, launch=ctypes.addressof(launch), total=groups, chunk=chunk)
+            job.launch, job.total = ctypes.addressof(launch), groups
+            job.chunk = max(1, min(groups // (self.workers * 16), 1 << 20))
             address = ctypes.addressof(job)
             try:
                 ended = self._run(address, _STEP)
@@ -156,7 +209,6 @@ class Runtime:
                 while not self._wait(address, _STEP, 0):
                     self._cancel(address)
                 raise
-            return job
 
 
 def _cores() -> int:
@@ -165,25 +217,21 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _runtime_code() -> bytes:
-    source = Path(__file__).with_name("runtime.c")
-    target = compiler.host()
-    name = cache.key("runtime", toolchain.version(), target.triple, source.read_bytes()) + ".o"
-    store = cache.shared()
-    code = store.get(name)
-    if code is None:
+def _runtime_code(part: str) -> bytes:
+    source = Path(__file__).with_name(part)
+    header = Path(__file__).with_name("runtime.h")
+    triple = compiler.host().triple
+    for ours, zigs in (("arm64-apple-macosx13.0", "aarch64-macos"), ("x86_64-apple-macosx13.0", "x86_64-macos")):
+        triple = triple.replace(ours, zigs)
+    flags = ("-target", triple, "-c", "-O2", "-fPIC", "-fno-sanitize=all", "-fno-stack-protector")
+    name = cache.key("runtime", toolchain.version(), *flags, header.read_bytes(), source.read_bytes()) + ".o"
 
-        def make(path: Path) -> None:
-            triple = target.triple.replace("arm64-apple-macosx13.0", "aarch64-macos").replace(
-                "x86_64-apple-macosx13.0", "x86_64-macos"
-            )
-            flags = ["-target", triple, "-c", "-O2", "-fPIC", "-fno-sanitize=all", "-fno-stack-protector"]
-            done = toolchain.zig_cc([*flags, str(source), "-o", str(path)], cache.folder() / "zig")
-            if done.returncode:
-                raise EngineError(f"The CPU engine's runtime does not compile: {done.stderr.strip()[:2000]}")
+    def make(path: Path) -> None:
+        done = toolchain.zig_cc([*flags, str(source), "-o", str(path)], cache.folder() / "zig")
+        if done.returncode:
+            raise EngineError(f"The CPU engine's runtime does not compile: {done.stderr.strip()[:2000]}")
 
-        code = store.path(name, make).read_bytes()
-    return code
+    return cache.shared().path(name, make).read_bytes()
 
 
 @functools.cache

@@ -5,44 +5,9 @@
 // handlers of ours: a fault of a worker inside a kernel ends that dispatch and nothing else; anybody else's
 // fault goes to the handler that was there before. After the dispatch the old handlers are back.
 
-#define _GNU_SOURCE
-#define _DARWIN_C_SOURCE
-#include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <time.h>
+#include "runtime.h"
 
 enum { MAX_WORKERS = 256, STACK = 4 << 20, GUARD = 1 << 20, ALTERNATE = 64 << 10 };
-enum { RUNNING = 0, FAULTED = 1, CANCELLED = 2 };
-
-// One dispatch. lab/engines/cpu/pool.py mirrors it. The caller owns it until `lab_wait` says it is done.
-typedef struct Job {
-    void (*run)(const void* launch, uint64_t first, uint64_t count);
-    const void* launch;
-    uint64_t total, chunk;  // threadgroups, and how many a worker takes at a time
-    _Atomic uint64_t next;
-    _Atomic int32_t state;  // RUNNING, or why it stopped early
-    int32_t wanted;         // workers still to join
-    int32_t active;         // workers in it
-    int32_t signal, code;   // of the first fault
-    uint64_t address;       // the address it touched
-    uint64_t group;         // first threadgroup of the worker's chunk
-    uint64_t stack;         // 1 where the address lies in the guard below the worker's stack
-} Job;
-
-typedef struct Worker {
-    pthread_t thread;
-    sigjmp_buf escape;
-    volatile sig_atomic_t in_kernel;
-    Job* volatile job;
-    volatile uint64_t group;
-    char *stack, *alternate;
-} Worker;
 
 static Worker workers[MAX_WORKERS];
 static int worker_count;
@@ -62,6 +27,13 @@ static Worker* self(void) {
     return NULL;
 }
 
+int lab_claim_fault(Job* job, int32_t what) {
+    int32_t expected = RUNNING;
+    if (!atomic_compare_exchange_strong(&job->state, &expected, FAULTED)) return 0;
+    job->signal = what;
+    return 1;
+}
+
 static void on_signal(int number, siginfo_t* info, void* context) {
     (void)context;
     Worker* w = self();
@@ -70,14 +42,15 @@ static void on_signal(int number, siginfo_t* info, void* context) {
         if (number == SIGURG) {
             if (atomic_load(&job->state) == RUNNING) return;
         } else {
-            int32_t expected = RUNNING;
-            if (atomic_compare_exchange_strong(&job->state, &expected, FAULTED)) {
+            if (lab_claim_fault(job, number)) {
                 char* address = (char*)info->si_addr;
-                job->signal = number;
-                job->code = info->si_code;
+                int fibers = job->run_groups == NULL;
                 job->address = (uint64_t)(uintptr_t)address;
                 job->group = w->group;
-                job->stack = address >= w->stack && address < w->stack + GUARD + 4096;
+                job->thread = fibers ? lab_fiber_thread(w->fibers) : -1;
+                job->region = fibers ? lab_fiber_region(w->fibers, address)
+                                     : address >= w->stack && address < w->stack + GUARD;
+                job->shared_at = fibers ? lab_fiber_shared(w->fibers, job) : 0;
             }
         }
         w->in_kernel = 0;
@@ -96,8 +69,10 @@ static void run(Worker* w, Job* job) {
             if (first >= job->total) break;
             uint64_t left = job->total - first;
             w->group = first;
+            uint64_t count = left < job->chunk ? left : job->chunk;
             w->in_kernel = 1;
-            job->run(job->launch, first, left < job->chunk ? left : job->chunk);
+            if (job->run_groups) job->run_groups(job->launch, first, count, &w->group);
+            else lab_run_fibers(w, job, first, count);
             w->in_kernel = 0;
         }
     }
@@ -154,7 +129,9 @@ int lab_start(int count) {
     pthread_sigmask(SIG_SETMASK, &all, &old);  // the process's other signals are for its own threads
     for (int i = 0; i < count; ++i) {
         Worker* w = &workers[i];
+        struct Fibers* fibers = w->fibers;  // memory that a forked child inherits
         memset(w, 0, sizeof *w);
+        w->fibers = fibers;
         size_t size = (size_t)GUARD + STACK + ALTERNATE;
         char* memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
         if (memory == MAP_FAILED) break;

@@ -99,7 +99,7 @@ class Slot:
         nbytes: int,
         owner: Any = None,
         shape: tuple[int, ...] = (),
-        dtype: str = "uint8",
+        dtype: str | np.dtype = "uint8",
     ) -> Argument:
         return Argument(
             index=self.index,

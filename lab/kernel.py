@@ -90,6 +90,7 @@ class Kernel:
         threadgroup: Any = None,
         threadgroup_memory: Mapping[int, int] | None = None,
         out: Any = None,
+        isolate: bool | None = None,
         **named: Any,
     ) -> Any:
         """Run the kernel; every buffer it writes comes back as a new MLX array.
@@ -99,12 +100,16 @@ class Kernel:
         ``lab.empty(shape, dtype)`` for a buffer that is only written. ``out`` gives the written buffers
         apart. ``grid`` is the size in threads, ``groups`` in threadgroups: an int or up to three;
         ``threadgroup`` the threads of a group, by default up to 256. ``threadgroup_memory`` maps the
-        index of a ``[[threadgroup(n)]]`` argument to its bytes.
+        index of a ``[[threadgroup(n)]]`` argument to its bytes. ``isolate`` runs the launch in a process
+        of its own, whatever the library was compiled for: slower, and nothing of this process in reach.
 
         Returns the one written buffer, a named tuple of several, or None. Raises ArgumentError before
         anything runs, CompileError at the first call, KernelFault when the kernel goes wrong.
         """
-        return self._run(args, named, grid, groups, threadgroup, threadgroup_memory, out, in_place=False)
+        isolated = self._library.isolate if isolate is None else isolate
+        return self._run(
+            args, named, grid, groups, threadgroup, threadgroup_memory, out, in_place=False, isolate=isolated
+        )
 
     def run_(
         self,
@@ -122,7 +127,9 @@ class Kernel:
         them, so a wrong index may change other arrays; the sizes of arguments are checked as ever.
         Returns the written arrays themselves, as a call returns new ones.
         """
-        return self._run(args, named, grid, groups, threadgroup, threadgroup_memory, None, in_place=True)
+        return self._run(
+            args, named, grid, groups, threadgroup, threadgroup_memory, None, in_place=True, isolate=False
+        )
 
     def _run(
         self,
@@ -135,6 +142,7 @@ class Kernel:
         out: Any,
         *,
         in_place: bool,
+        isolate: bool,
     ) -> Any:
         geometry = arguments.geometry(self.name, grid, groups, threadgroup)
         bound = arguments.bind(self.name, self._slots, args, named, out, in_place=in_place)
@@ -142,7 +150,7 @@ class Kernel:
         first = self.name not in self._library.executables
         executable = self._executable()
         started = time.perf_counter()
-        results = executable.bind(bound, in_place=in_place).run(geometry, shared)
+        results = executable.bind(bound, in_place=in_place).run(geometry, shared, isolate=isolate)
         ended = time.perf_counter()
         about = executable.describe()
         self.stats = Stats(
@@ -173,10 +181,11 @@ class Kernel:
 class Library(Mapping[str, Kernel]):
     """The kernels of one Metal source: ``library.axpy``, ``library["axpy"]``, ``library.kernels``."""
 
-    def __init__(self, program: Program, engine: str, name: str) -> None:
+    def __init__(self, program: Program, engine: str, name: str, isolate: bool = False) -> None:
         self.program = program
         self.engine = engine
         self.name = name
+        self.isolate = isolate
         self.executables: dict[str, Executable] = {}
         self._lock = threading.Lock()
         self._kernels = {name: Kernel(self, signature) for name, signature in program.kernels.items()}
@@ -232,13 +241,15 @@ def compile(
     include: str | Path | Sequence[str | Path] = (),
     engine: str = "auto",
     math: str = "safe",
+    isolate: bool = False,
 ) -> Library:
     """Read Metal source and give its kernels as functions.
 
     ``source`` is MSL text, or the path of a ``.metal`` file; its ``#include "..."`` finds files beside
     it. ``name`` is how messages call a text. ``defines`` maps macro names to values; ``include`` names
     files that are read before the source. ``math`` is ``safe`` (operations as written), ``relaxed`` or
-    ``fast``. Kernels are compiled when they are first called.
+    ``fast``. Kernels are compiled when they are first called. ``isolate`` runs every call of them (but
+    ``run_``) in a process of its own.
 
     Raises CompileError with the line, the column and a caret; ArgumentError for a wrong option.
     """
@@ -250,13 +261,13 @@ def compile(
         registry.engine(engine)
     options = Options(macros(defines or {}), files, math)
     label = name or CELL
-    key = (text, path, tuple(options.defines.items()), files, math, engine, label)
+    key = (text, path, tuple(options.defines.items()), files, math, engine, label, isolate)
     with _lock:
         found = _libraries.get(key)
         if found is not None and _fresh(found):
             _libraries.move_to_end(key)
             return found.library
-    library = Library(read(text, path, options, label), engine, name or (path.name if path else CELL))
+    library = Library(read(text, path, options, label), engine, name or (path.name if path else CELL), isolate)
     with _lock:
         _libraries[key] = _Kept(library, _stamps(library.program))
         while len(_libraries) > _KEEP:

@@ -32,6 +32,7 @@ class MetalMagics(Magics):
     @argument("-D", "--define", metavar="NAME=VALUE", help="Define a macro; repeatable.", **_REPEATED)
     @argument("-I", "--include", metavar="FILE", help="Read FILE before the cell; repeatable.", **_REPEATED)
     @argument("--math", choices=tuple(MATH), default="safe", help="Floating-point freedom (default: safe).")
+    @argument("--isolate", action="store_true", help="Run the cell's kernels in a process of their own.")
     @argument("--name", help="Also keep the cell's kernels as a library under this name.")
     @argument("--quiet", action="store_true", help="Show no card.")
     @cell_magic("metal")  # type: ignore[arg-type]
@@ -52,6 +53,7 @@ class MetalMagics(Magics):
             include=options.include,
             engine=options.engine or self.engine,
             math=options.math,
+            isolate=options.isolate,
         )
         seconds = time.perf_counter() - started
         if len(library) == 1:  # one kernel: its compile time belongs to the cell

@@ -57,7 +57,7 @@ class Argument:
 
     ``memory`` is a flat view of its bytes (uint8), or None for a buffer that is only written; ``owner``
     is what that memory belongs to (an MLX or NumPy array, or nothing for scalars and structs). ``shape``
-    and ``dtype`` (MLX's name of it) are what a result takes over.
+    and ``dtype`` (MLX's name of it, or a NumPy record type) are what a result takes over.
     """
 
     index: int
@@ -67,7 +67,7 @@ class Argument:
     memory: np.ndarray | None
     owner: Any = None
     shape: tuple[int, ...] = ()
-    dtype: str = "uint8"
+    dtype: str | np.dtype = "uint8"
     element_size: int = 1
 
 
@@ -86,8 +86,11 @@ class Description:
 class Binding(Protocol):
     """An executable with its arguments."""
 
-    def run(self, geometry: Geometry, threadgroup_memory: Mapping[int, int]) -> list[Any]:
-        """Run one dispatch; the written buffers as MLX arrays, in buffer order (none where in place)."""
+    def run(self, geometry: Geometry, threadgroup_memory: Mapping[int, int], *, isolate: bool = False) -> list[Any]:
+        """Run one dispatch; the written buffers as MLX arrays, in buffer order (none where in place).
+
+        ``isolate``: in a process of its own, as far as the engine can.
+        """
         ...
 
 

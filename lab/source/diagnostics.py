@@ -16,6 +16,11 @@ _RANGE = re.compile(r"\{(\d+):(\d+)-(\d+):(\d+)\}")
 _WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (
+            r"^default initialization of an object of const type '(?:const )?__global (?:const )?([^']*)'",
+            r"a constant needs a value where it is declared: '\1'",
+        ),
+        (r" must reside in global or constant address space", " must be in constant memory"),
         (r"(?<=[*&]) ?__private\b|(?<=')(const )?__private (?=[^'*&]*')", r"\1"),
         (r"\bconst __global_host\b|\b__global_host const\b|\b__global_host\b", "constant"),
         (r"\b__global\b", "device"),
@@ -128,21 +133,48 @@ def in_users_terms(
             groups[-1].append(message)
         elif message.level != "note":
             groups.append([message])
-    result = []
+    result: list[Diagnostic] = []
     for group in groups:
         placed = [_place(message, locate, line_of) for message in group]
         main, notes = placed[0], [n for n in placed[1:] if n.place is not None and _useful(n.text)]
+        text = main.text
         if main.place is None:
             caller = next((n for n in placed[1:] if n.place is not None), None)
             if caller is not None:
-                main = Diagnostic(main.level, main.text, caller.place, caller.ranges, caller.source_line)
+                text = re.sub(r"^static assertion failed(?: due to requirement '.*?')?: ", "", text)
+                text += f" {caller.text}" if caller.text.startswith("to match this") else ""
+                main = caller
                 notes = [n for n in notes if n.place != caller.place]
-        diagnostic = Diagnostic(
-            main.level, main.text, main.place, main.ranges, main.source_line, tuple(notes)
-        )
-        if diagnostic not in result:
+        elif not notes and _NO_MATCH.match(text):
+            text += _reason([n.text for n in placed[1:]])
+        level = placed[0].level
+        diagnostic = Diagnostic(level, text, main.place, main.ranges, main.source_line, tuple(notes))
+        if diagnostic not in result and not any(_guessed(d, diagnostic) for d in result):
             result.append(diagnostic)
     return result
+
+
+_NO_MATCH = re.compile(r"no viable overloaded '.?='|no matching function for call to ")
+_REASONS = (
+    (re.compile(r"no known conversion from (.*?) to '(?:const )?(.*?)'"), r": no conversion from \1 to '\2'"),
+    (re.compile(r"candidate template ignored: could not match (.*)"), r": could not match \1"),
+    (re.compile(r"substitution failure \[with (.*?)\]"), r" with \1"),
+)
+
+
+def _reason(notes: Sequence[str]) -> str:
+    """Why our headers' functions do not take a call, from the notes on them."""
+    for note in notes:
+        for pattern, words in _REASONS:
+            found = pattern.search(note)
+            if found:
+                return found.expand(words)
+    return ""
+
+
+def _guessed(first: Diagnostic, other: Diagnostic) -> bool:
+    """Whether ``other`` is about the name that ``first`` only guessed."""
+    return first.place is not None and first.place == other.place and "; did you mean" in first.text
 
 
 def errors(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:

@@ -211,6 +211,8 @@ def _error(
 def _refuse_out_of_scope(found: Declarations, preprocessed: Preprocessed) -> None:
     for token, what in found.out_of_scope:
         text = f"{what} are out of scope here: the lab runs compute kernels on buffers"
+        if what == "function constants":
+            text = "function constants are not supported: use a macro, which a define sets"
         raise _error(token, text, preprocessed, MslError)
 
 
@@ -230,6 +232,8 @@ def _refuse_parameters(found: Declarations, preprocessed: Preprocessed) -> None:
         for p in kernel.parameters:
             if p.role == "unknown":
                 raise _error(p.token, _unknown(p, kernel), preprocessed)
+            if p.role == "thread":
+                _refuse_attribute(p, kernel, preprocessed)
             if p.index is not None:
                 if p.index >= _INDICES:
                     known = f"{p.role}(0) to {p.role}({_INDICES - 1})"
@@ -240,6 +244,19 @@ def _refuse_parameters(found: Declarations, preprocessed: Preprocessed) -> None:
                     both = f"'{other.name}' and '{p.name}' of kernel '{kernel.name}'"
                     text = f"{both} both have {p.role}({p.index})"
                     raise _error(p.token, text, preprocessed)
+
+
+_PLAIN = re.compile(r"(?:const )?(u?(?:int|short|char|long)|half|float|bool)([234]?)(?: const)?")
+
+
+def _refuse_attribute(p: Parameter, kernel: KernelDeclaration, preprocessed: Preprocessed) -> None:
+    """Refuse a thread attribute in a type it does not come in, as far as the type is a plain name."""
+    plain = _PLAIN.fullmatch(p.type)
+    components = THREAD_ATTRIBUTES[p.attribute]
+    if plain and not (plain[1] in ("uint", "ushort") and int(plain[2] or 1) <= components):
+        known = "uint or ushort" + (", or a vector of 2 or 3 of them" if components > 1 else "")
+        text = f"'{p.name}' of kernel '{kernel.name}' is a {p.type}: [[{p.attribute}]] is a {known}"
+        raise _error(p.token, text, preprocessed)
 
 
 def _unknown(p: Parameter, kernel: KernelDeclaration) -> str:

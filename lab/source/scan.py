@@ -275,6 +275,8 @@ class _Scanner:
         if any(t.text == "constant" for t in self._specifiers(head)) and not self._indirect(declarators):
             if in_struct or templated:
                 self._storage_only(head)
+            elif any(t.text == "function_constant" for t in head):
+                self.found.out_of_scope.append((declarators[0], "function constants"))
             else:
                 self._constant(head)
         elif not in_struct or called or head[0].text in ("static", "using", "typedef", "friend"):
@@ -354,9 +356,10 @@ class _Scanner:
 
     def _threadgroup(self, head: Sequence[Token]) -> None:
         """``threadgroup T a[4], b;`` becomes a struct in the group's memory and references to its members."""
-        names = [declarator(part) for part in split(_declarators(head))]
-        if any(name is None for name in names):
-            return
+        parts = split(_declarators(head))
+        names = [declarator(part) for part in parts]
+        if any(name is None for name in names) or any(t.text == "=" for t in head):
+            return  # an initialiser is refused by the compiler
         n, self.storage = self.storage, self.storage + 1
         token = next(t for t in head if t.text == "threadgroup")
         edits = self.found.edits
@@ -479,24 +482,17 @@ class _Scanner:
                 if close is not None:
                     angle, j = (j, close), close
             j += 1
-        host = host_name(head)
-        if angle is None or (host is None and not any(t.text == "kernel" for t in head)):
+        template = self.templates.get(head[angle[0] - 1].text) if angle else None
+        if angle is None or template is None:  # no kernel's, or what the compiler has to refuse
             return stop + 1
         name = head[angle[0] - 1]
         arguments = self.text[head[angle[0]].offset : head[angle[1]].end]
-        template = self.templates.get(name.text)
-        read: tuple[Parameter, ...] = template[1] if template else ()
-        qualified = template[0] if template else "::" + "::".join((*names, name.text))
-        if template or host is not None:
-            host = host or f"{name.text}{arguments}"
-            first, last = (template[2], template[3]) if template else (head[0], head[-1])
-            kernel = KernelDeclaration(host, f"{qualified}{arguments}", read, name, first, last)
-            self.found.kernels.append(kernel)
-            self.found.functions.setdefault(kernel.name, set()).update(
-                [name.text, *(t.text for t in head if t.kind == "name")]
-            )
-            for start, text in self._lines(head[0].offset, head[-1].end):
-                self.found.edits.append(Edit(start, start + len(text), " " * len(text)))
+        qualified, read, first, last = template
+        host = host_name(head) or f"{name.text}{arguments}"
+        self.found.kernels.append(KernelDeclaration(host, f"{qualified}{arguments}", read, name, first, last))
+        self.found.functions.setdefault(host, set()).update(t.text for t in head if t.kind == "name")
+        for start, text in self._lines(head[0].offset, head[-1].end):
+            self.found.edits.append(Edit(start, start + len(text), " " * len(text)))
         return stop + 1
 
     def _lines(self, start: int, end: int) -> Iterator[tuple[int, str]]:

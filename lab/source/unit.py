@@ -137,7 +137,7 @@ def describing(preprocessed: Preprocessed, found: Declarations, structs: Sequenc
     for i, kernel in enumerate(found.kernels):
         indices = [p.index_at for p in kernel.parameters if p.index_at is not None]
         if indices:
-            spaces = kernel.expression.split("<")[0].split("::")[:-1]
+            spaces = [n for n in kernel.expression.split("<")[0].split("::")[:-1] if n]
             parts.append("\n" + "".join(f"namespace {name} {{ " for name in spaces))
             parts.append(f'extern "C" const __constant uint msl_index_{i}[] = {{')
             for at in indices:

@@ -71,12 +71,12 @@ def test_a_kernel_knows_the_place_of_its_name_and_the_span_of_its_definition():
 
 def test_a_kernel_in_namespaces_is_named_by_its_path():
     kernel = only_kernel("namespace a { namespace b::c { kernel void f() {} } }")
-    assert (kernel.name, kernel.expression) == ("f", "a::b::c::f")
+    assert (kernel.name, kernel.expression) == ("f", "::a::b::c::f")
 
 
 def test_a_host_name_is_the_kernel_s_name():
     kernel = only_kernel('[[host_name("step_1")]] kernel void step() {}')
-    assert (kernel.name, kernel.expression) == ("step_1", "step")
+    assert (kernel.name, kernel.expression) == ("step_1", "::step")
 
 
 def test_a_template_is_no_kernel_until_it_is_instantiated():
@@ -96,7 +96,7 @@ def test_an_instantiation_is_a_kernel_with_its_host_name(instantiation):
     template = "template <typename T, int N>\nkernel void f(device T* x, uint i [[thread_position_in_grid]]) { }\n"
     source = template + instantiation
     kernel = only_kernel(source)
-    assert (kernel.name, "".join(kernel.expression.split())) == ("f4", "f<float,4>")
+    assert (kernel.name, "".join(kernel.expression.split())) == ("f4", "::f<float,4>")
     assert [(p.name, p.role) for p in kernel.parameters] == [("x", "buffer"), ("i", "thread")]
     assert rewritten(source).endswith("{ } ;") or rewritten(source).endswith("{ }")  # the compiler needs none of it
 
@@ -252,7 +252,7 @@ def test_members_of_an_anonymous_union_belong_to_the_struct():
 def test_a_member_declared_with_its_type_is_one_member():
     found = scan("struct S { struct Inner { int z; } inner, many[2]; enum E { A } e; int last; };")
     assert found.structs["S"].fields == ("inner", "many", "e", "last")
-    assert found.structs["Inner"].qualified == "S::Inner"
+    assert found.structs["Inner"].qualified == "::S::Inner"
     assert found.structs["Inner"].fields == ("z",)
 
 
@@ -273,7 +273,7 @@ def test_a_typedef_names_a_struct(source):
 
 
 def test_a_struct_in_a_namespace_is_qualified():
-    assert scan("namespace n { struct S { int a; }; }").structs["S"].qualified == "n::S"
+    assert scan("namespace n { struct S { int a; }; }").structs["S"].qualified == "::n::S"
 
 
 def test_attributes_and_alignment_of_a_struct_are_no_part_of_its_name():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import pickle
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -17,6 +20,7 @@ from ...source.program import Program, Signature
 from ...source.unit import Unit
 from ..launch import LaunchRecord
 from ..protocol import MAX_THREADGROUP_MEMORY, Argument, Description, Geometry
+from .isolated import helper
 from .lowering import Site, guard_divisions, inline_what_meets, lower
 from .memory import Block, Stray, arena
 from .native import (
@@ -33,6 +37,8 @@ from .native import (
     processor,
     runtime,
 )
+
+T = TypeVar("T")
 
 # Where threads of a group meet, or share memory: what the plain loop cannot do.
 _MEETING = ("simd_", "quad_", "simdgroup_", "quadgroup_", "threadgroup_barrier", "msl_threadgroup", "__msl_")
@@ -99,10 +105,9 @@ class CpuEngine:
                 f"Kernel '{kernel.name}' declares {code.storage} bytes of threadgroup memory; "
                 f"a threadgroup has at most {MAX_THREADGROUP_MEMORY}."
             )
-        loaded = Loaded(code.object_code)
         seconds = time.perf_counter() - started
         description = Description(self.name, executor, seconds, data is not None, code.storage)
-        return CpuExecutable(kernel, unit, code, loaded, description)
+        return CpuExecutable(kernel, unit, code, description)
 
 
 def _compile(unit: Unit, math: str, executor: str) -> Code:
@@ -118,19 +123,27 @@ def _compile(unit: Unit, math: str, executor: str) -> Code:
 class CpuExecutable:
     """A kernel in memory, ready to run."""
 
-    def __init__(self, kernel: Signature, unit: Unit, code: Code, loaded: Loaded, description: Description) -> None:
+    def __init__(self, kernel: Signature, unit: Unit, code: Code, description: Description) -> None:
         self.kernel = kernel
         self.unit = unit
         self.code = code
-        self._loaded = loaded
         self._description = description
-        self._entry = loaded.address("msl_groups" if code.executor == "loop" else "msl_thread")
+        self._loaded = Loaded(code.object_code)
+        self._entry = self._loaded.address("msl_groups" if code.executor == "loop" else "msl_thread")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CpuExecutable, (self.kernel, self.unit, self.code, self._description)
 
     def job(self, shared: int) -> Job:
         """A dispatch of this kernel; ``shared`` are the bytes of its ``[[threadgroup(n)]]`` arguments."""
         if self.code.executor == "loop":
             return Job(run_groups=self._entry)
         return Job(run_thread=self._entry, storage=self.code.storage, shared=self.code.storage + shared)
+
+    @functools.cached_property
+    def pickled(self) -> bytes:
+        """What another process needs to run it."""
+        return pickle.dumps(self)
 
     def describe(self) -> Description:
         """How it runs."""
@@ -149,8 +162,21 @@ class CpuBinding:
         self._arguments = arguments
         self._in_place = in_place
 
-    def run(self, geometry: Geometry, threadgroup_memory: Mapping[int, int]) -> list[mx.array]:
+    def run(
+        self, geometry: Geometry, threadgroup_memory: Mapping[int, int], *, isolate: bool = False
+    ) -> list[mx.array]:
         """One dispatch. Raises KernelFault; arguments are then as they were, but in the in-place form."""
+        if not isolate:
+            return self.launch(geometry, threadgroup_memory, lambda a, block: _result(a, block.data))
+        kernel = self._executable.kernel.name
+        data = helper().run(kernel, self._executable.pickled, self._arguments, geometry, threadgroup_memory)
+        written = [a for a in self._arguments if a.written]
+        return [_result(a, x) for a, x in zip(written, data, strict=True)]
+
+    def launch(
+        self, geometry: Geometry, threadgroup_memory: Mapping[int, int], take: Callable[[Argument, Block], T]
+    ) -> list[T]:
+        """One dispatch in this process; ``take`` copies each written buffer out of guarded memory."""
         launch = LaunchRecord()
         launch.grid[:] = geometry.grid
         launch.groups[:] = geometry.groups
@@ -182,7 +208,7 @@ class CpuBinding:
                 stray = blocks[a.index].stray() if a.index in blocks else None
                 if stray is not None:
                     raise KernelFault(self._stray(a, stray))
-            return [_result(a, blocks[a.index]) for a in self._arguments if a.index in blocks]
+            return [take(a, blocks[a.index]) for a in self._arguments if a.index in blocks]
         finally:
             for block in blocks.values():
                 arena().give(block)
@@ -232,22 +258,25 @@ class CpuBinding:
     def _nearest(self, address: int, launch: LaunchRecord, blocks: Mapping[int, Block]) -> str:
         if address < 4096:
             return "through a null pointer"
-        best: tuple[int, str] | None = None
+        best: tuple[int, str] = (_FAR, f"at address {address:#x}, far from all of its buffers")
         for a in self._arguments:
             start = launch.buffer[a.index]
             if not start:
                 continue
             distance = start - address if address < start else address - (start + a.nbytes)
             inside_range = a.index in blocks and address in blocks[a.index].range
-            if best is None or inside_range or distance < best[0]:
+            if inside_range or distance < best[0]:
                 best = (-1 if inside_range else distance, _outside(a, address - start))
                 if inside_range:
                     break
-        return best[1] if best else f"at address {address:#x}"
+        return best[1]
 
     def _stray(self, argument: Argument, stray: Stray) -> str:
         kernel = self._executable.kernel.name
         return f"Kernel '{kernel}' wrote to memory that is not its own, {_outside(argument, stray.offset)}."
+
+
+_FAR = 64 << 30  # bytes beyond which an address has nothing to do with a buffer
 
 
 def _outside(a: Argument, offset: int) -> str:
@@ -268,12 +297,12 @@ def _position(group: int, launch: LaunchRecord) -> str:
     return str(position[:2]) if y > 1 else str(position[0])
 
 
-def _result(a: Argument, block: Block) -> mx.array:
+def _result(a: Argument, data: np.ndarray) -> Any:
+    """The bytes of a written buffer as an array of the argument's shape and dtype."""
+    if isinstance(a.dtype, np.dtype):  # records stay NumPy's: MLX has none
+        return data.view(a.dtype).reshape(a.shape).copy()
     if a.nbytes == 0:
-        return mx.zeros(a.shape, getattr(mx, a.dtype))
+        return mx.zeros(a.shape, getattr(mx, "bool_" if a.dtype == "bool" else a.dtype))
     if a.dtype == "bfloat16":
-        return mx.array(block.data.view(np.uint16).reshape(a.shape)).view(mx.bfloat16)
-    return mx.array(block.data.view("bool" if a.dtype == "bool" else a.dtype).reshape(a.shape))
-
-
-
+        return mx.array(data.view(np.uint16).reshape(a.shape)).view(mx.bfloat16)
+    return mx.array(data.view(a.dtype).reshape(a.shape))

@@ -172,8 +172,7 @@ class Runtime:
         for name in names:
             llvm.add_symbol(name, self._code.address(name))
         self._busy = threading.Lock()
-        self.workers = 0
-        self._begin()
+        self.workers = 0  # started with the first dispatch
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._begin_after_fork)
 

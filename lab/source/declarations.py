@@ -98,6 +98,8 @@ class Declarations:
     structs: dict[str, StructDeclaration] = field(default_factory=dict)
     edits: list[Edit] = field(default_factory=list)
     out_of_scope: list[tuple[Token, str]] = field(default_factory=list)
+    refused: list[tuple[Token, str]] = field(default_factory=list)
+    """What Metal refuses and the compiler would not, with the message."""
     functions: dict[str, set[str]] = field(default_factory=dict)
     """Every name used in the bodies of the functions of one name: an over-approximate call graph.
     All operators are under ``operator``."""

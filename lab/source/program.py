@@ -127,6 +127,8 @@ def read(text: str, path: Path | None = None, options: Options | None = None, la
     found = scan(preprocessed.text)
     _refuse_out_of_scope(found, preprocessed)
     _refuse_twins(found, preprocessed)
+    for token, text in found.refused:
+        raise _error(token, text, preprocessed)
     structs = _structs_of(found)
     unit = describing(preprocessed, found, structs)
     numbers, warnings = _describe(unit, options)

@@ -358,8 +358,11 @@ class _Scanner:
         """``threadgroup T a[4], b;`` becomes a struct in the group's memory and references to its members."""
         parts = split(_declarators(head))
         names = [declarator(part) for part in parts]
-        if any(name is None for name in names) or any(t.text == "=" for t in head):
-            return  # an initialiser is refused by the compiler
+        if any(name is None for name in names):
+            return
+        initialised = next((t for t in head if t.text == "="), None)
+        if initialised is not None:
+            self.found.refused.append((initialised, "a threadgroup variable cannot have an initialiser"))
         n, self.storage = self.storage, self.storage + 1
         token = next(t for t in head if t.text == "threadgroup")
         edits = self.found.edits
@@ -443,6 +446,10 @@ class _Scanner:
             if p.role == "unsupported":
                 what = "render functions" if p.attribute == "stage_in" else f"{p.attribute.rstrip('s')}s"
                 self.found.out_of_scope.append((p.token, what))
+        if "void" not in words:
+            self.found.refused.append(
+                (name, f"kernel '{name.text}' has a result: a kernel is a void function")
+            )
         qualified = "::" + "::".join((*names, name.text))
         if templated:
             self.templates[name.text] = (qualified, read, head[0], tokens[close])
@@ -454,7 +461,7 @@ class _Scanner:
         """Storage declared inside a function body."""
         tokens = self.tokens
         while i < end:
-            starts = i == 0 or tokens[i - 1].text in ("{", "}", ";", ")", "]]")
+            starts = i == 0 or tokens[i - 1].text in ("{", "}", ";", ":", ")", "]]", "else", "do")
             if starts and tokens[i].text in SPECIFIERS | ADDRESS_SPACES:
                 stop = self._statement_end(i, end)
                 head = tokens[i:stop]
@@ -484,6 +491,9 @@ class _Scanner:
             j += 1
         template = self.templates.get(head[angle[0] - 1].text) if angle else None
         if angle is None or template is None:  # no kernel's, or what the compiler has to refuse
+            if head[1].text == "[[":
+                start, end = head[1].offset, head[closing(head, 1)].end
+                self.found.edits.append(Edit(start, end, " " * (end - start)))
             return stop + 1
         name = head[angle[0] - 1]
         arguments = self.text[head[angle[0]].offset : head[angle[1]].end]

@@ -63,8 +63,44 @@ def test_notes_from_outside_the_user_s_source_are_dropped():
 
 def test_a_message_from_our_headers_moves_to_the_line_that_led_there():
     (found,) = told("metal_math:7:1: error: static assertion failed: wrong type\ncell:3:11: note: in instantiation of\n")
-    assert (found.text, found.place) == ("static assertion failed: wrong type", Place("cell", 3, 11))
+    assert (found.text, found.place) == ("wrong type", Place("cell", 3, 11))
     assert found.source_line == SOURCE[2]
+
+
+def test_a_bracket_without_its_partner_is_told_at_the_bracket():
+    (found,) = told("<stdin>:9:1: error: expected '}'\ncell:2:1: note: to match this '{'\n")
+    assert (found.text, found.place) == ("expected '}' to match this '{'", Place("cell", 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("note", "reason"),
+    [
+        (
+            "candidate function (the implicit copy assignment operator) not viable: no known conversion from "
+            "'vec<float, 3>' to 'const __generic vec<float, 4>' for 1st argument",
+            ": no conversion from 'float3' to 'float4'",
+        ),
+        (
+            "candidate template ignored: substitution failure [with T = __global float *]: no type named 'type'",
+            " with T = device float *",
+        ),
+        (
+            "candidate template ignored: could not match 'a' against 'b'",
+            ": could not match 'a' against 'b'",
+        ),
+        ("candidate function not viable: requires 2 arguments, but 1 was provided", ""),
+    ],
+)
+def test_why_our_headers_do_not_take_a_call_is_told(note, reason):
+    head = "no matching function for call to 'f'"
+    (found,) = told(f"cell:3:11: error: {head}\nmetal_math:7:1: note: {note}\n")
+    assert found.text == head + reason
+
+
+def test_what_follows_from_a_guess_is_not_told():
+    first = "cell:3:11: error: use of undeclared identifier 'sine'; did you mean 'sin'?"
+    (found,) = told(f"{first}\ncell:3:11: error: no matching function for call to 'sin'\n")
+    assert found.text == "use of undeclared identifier 'sine'; did you mean 'sin'?"
 
 
 def test_a_message_given_twice_is_told_once():

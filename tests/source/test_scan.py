@@ -289,10 +289,11 @@ def test_a_constant_table_becomes_storage_and_a_view_of_it_in_constant_memory():
     )
 
 
-def test_each_name_of_a_constant_declaration_is_rewritten():
-    out = rewritten("constant constexpr int N = 4, M = N + 1;")
-    for name in ("N", "M"):
-        assert f"static constexpr constant auto& {name} = msl_constant({name}__msl);" in out
+def test_a_constant_may_be_used_by_the_next_of_its_declaration():
+    assert rewritten("constant constexpr int N = 4, M = N + 1;") == (
+        "static const __global constexpr int N__msl = 4; static constexpr constant auto& N = msl_constant(N__msl); "
+        "static const __global constexpr int M__msl = N + 1; static constexpr constant auto& M = msl_constant(M__msl);"
+    )
 
 
 @pytest.mark.parametrize(
@@ -353,6 +354,54 @@ def test_a_static_member_in_constant_memory_becomes_storage():
 
 def test_a_method_on_constant_memory_serves_objects_anywhere():
     assert rewritten("struct S { int f() constant { return 1; } };") == "struct S { int f() { return 1; } };"
+
+
+def test_an_initialiser_of_threadgroup_storage_is_refused():
+    ((token, message),) = scan("void f() { threadgroup float a[2] = {1, 2}; }").refused
+    assert (token.text, message) == ("=", "a threadgroup variable cannot have an initialiser")
+
+
+@pytest.mark.parametrize("place", ["case 1:", "else", "do", "if (x)", "for (;;)", "}", "label:"])
+def test_storage_is_found_wherever_a_statement_may_stand(place):
+    assert "msl_threadgroup<" in rewritten(f"void f() {{ {{ {place} threadgroup int a; }} }}")
+
+
+def test_a_kernel_with_a_result_is_refused():
+    ((token, message),) = scan("kernel int f() { return 1; }").refused
+    assert (token.text, message) == ("f", "kernel 'f' has a result: a kernel is a void function")
+
+
+def test_a_function_constant_is_told():
+    found = scan("constant bool flag [[function_constant(0)]];")
+    assert [what for _, what in found.out_of_scope] == ["function constants"]
+
+
+# ---- conditional expressions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("x = c ? a : f(b, 1);", "x = c ? (b a) : (b f(b, 1));"),
+        ("f(c ? a : b, d);", "f(c ? (b a) : (b b), d);"),
+        ("x = c ? a : d ? e : g;", "x = c ? (b a) : (b d ? (b e) : (b g));"),
+        ("x = c ? d ? e : g : a;", "x = c ? (b d ? (b e) : (b g)) : (b a);"),
+        ("x = c ? a : b = 3;", "x = c ? (b a) : (b b = 3);"),
+        ("x[c ? i : j] = v;", "x[c ? (b i) : (b j)] = v;"),
+        ("x = i < n ? v : w;", "x = i < n ? (b v) : (b w);"),
+        ("x = c ? 1 : 2;", "x = c ? 1 : 2;"),
+        ("x = c ? N::a : N::b;", "x = c ? (b N::a) : (b N::b);"),
+        ("switch (c ? a : b) { case 1: x = 2; }", "switch (c ? (b a) : (b b)) { case 1: x = 2; }"),
+        ("x = c ? p : 0;", "x = c ? (b p) : 0;"),
+    ],
+)
+def test_branches_of_a_conditional_are_marked(source, wanted):
+    assert rewritten(f"void f() {{ {source} }}") == f"void f() {{ {wanted} }}".replace("(b ", "(msl_branch(), ")
+
+
+@pytest.mark.parametrize("source", ["x = c ? a;", "x = c ? a }", "f(c ? a)", "x = c ?", "a<c ? 1 + N : 2> b;"])
+def test_what_may_be_no_conditional_is_left_alone(source):
+    assert scan(f"void f() {{ {source} }}").edits == []
 
 
 # ---- robustness --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pickle
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -40,8 +41,13 @@ from .native import (
 
 T = TypeVar("T")
 
-# Where threads of a group meet, or share memory: what the plain loop cannot do.
-_MEETING = ("simd_", "quad_", "simdgroup_", "quadgroup_", "threadgroup_barrier", "msl_threadgroup", "__msl_")
+# Names by which threads of a group meet or share memory: what the plain loop cannot do.
+_MEETING = re.compile(
+    r"threadgroup|(threadgroup|simdgroup|quadgroup)_barrier|__msl_\w+|msl_threadgroup"
+    r"|(simd|quad)_(sum|product|min|max|minimum|maximum|and|or|xor|all|any|ballot|vote|is_first|is_helper_thread)"
+    r"|(simd|quad)_(prefix|shuffle|broadcast|active)\w*|simdgroup_(matrix|load|store|multiply|float|half|bfloat)\w*"
+    r"|make_filled_simdgroup_matrix"
+)
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,7 @@ class CpuEngine:
 
     def executor(self, program: Program, kernel: Signature) -> str:
         """``loop`` for a kernel whose threads never meet and share no memory, ``fiber`` for any other."""
-        meets = any(word.startswith(_MEETING) for word in program.uses(kernel))
-        return "fiber" if meets or kernel.threadgroup_arguments else "loop"
+        return "fiber" if any(map(_MEETING.fullmatch, program.uses(kernel))) else "loop"
 
     def compile(self, program: Program, kernel: Signature) -> CpuExecutable:
         """Machine code for ``kernel``, from the cache where it was compiled before."""
@@ -114,10 +119,10 @@ def _compile(unit: Unit, math: str, executor: str) -> Code:
     target = compiler.host()
     if executor == "loop":
         text, _ = compiler.compile_ir(unit, target, math)
-        return Code(executor, object_code(guard_divisions(text)))
+        return Code("loop", object_code(guard_divisions(text)))
     text, _ = compiler.compile_ir(unit, target, math, "-Xclang", "-disable-llvm-passes", "-gline-tables-only")
     lowered = lower(inlined(inline_what_meets(guard_divisions(text))))
-    return Code(executor, object_code(lowered.text, optimise=True), lowered.sites, lowered.storage)
+    return Code("fiber", object_code(lowered.text, optimise=True), lowered.sites, lowered.storage)
 
 
 class CpuExecutable:

@@ -12,7 +12,8 @@ _STYLE = """
 .metal-card table{border-collapse:collapse;margin:2px 0 4px}
 .metal-card td,.metal-card th{padding:1px 12px 1px 0;text-align:left}
 .metal-card td,.metal-card th{background:none;border:none;font-weight:normal}
-.metal-card code{font-family:var(--jp-code-font-family,monospace);font-size:12px;background:none;padding:0}
+.metal-card code{font-family:var(--jp-code-font-family,monospace);font-size:12px;
+background:none!important;padding:0!important}
 .metal-card .dim{color:var(--jp-content-font-color2,#666)}
 .metal-card .written{font-weight:600}
 .metal-card pre{margin:4px 0;white-space:pre-wrap}
@@ -75,13 +76,14 @@ def rows(kernel: Kernel) -> list[tuple[str, str, str, str]]:
 def _how(kernel: Kernel) -> str:
     about = kernel.description
     attributes = ", ".join(kernel.signature.attributes)
+    engine = kernel.engine if about is None else f"{about.engine}, {about.executor}"
     if about is None:
         when = "compiles at its first call"
     elif about.from_cache:
         when = f"from the cache in {about.compile_seconds * 1e3:.0f} ms"
     else:
         when = f"compiled in {about.compile_seconds * 1e3:.0f} ms"
-    return " · ".join(part for part in (attributes, f"engine {kernel.engine}", when) if part)
+    return " · ".join(part for part in (attributes, f"engine {engine}", when) if part)
 
 
 def _foot(card: Card) -> str:

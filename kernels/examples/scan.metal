@@ -1,8 +1,8 @@
 // Inclusive prefix sums of an array of any length, in three dispatches:
 //
 //   scan_tiles   each threadgroup scans a tile, one element per thread, and leaves the tile's total;
-//   scan_totals  one threadgroup replaces each total by the sum of those before it, tile after tile;
-//   scan_add     adds to each element what comes before its tile.
+//   scan_totals  one threadgroup scans the totals in their place, tile after tile, however many there are;
+//   scan_add     adds to each element the sum of the tiles before its own.
 //
 // All take threadgroups of a multiple of 32 threads, up to 1024; the first and the last the same size, in as
 // many whole threadgroups as there are tiles.
@@ -79,7 +79,7 @@ kernel void scan_totals(device float* totals [[buffer(0)]],
         const float total = i < count ? totals[i] : 0.0f;
         const float sum = prefix_in_threadgroup(total, sums, simdgroups, simdgroup, lanes, lane);
         if (i < count) {
-            totals[i] = before + (sum - total);
+            totals[i] = before + sum;
         }
         if (thread_index == threads - 1) {
             last = sum;
@@ -90,12 +90,12 @@ kernel void scan_totals(device float* totals [[buffer(0)]],
 }
 
 kernel void scan_add(device float* prefix [[buffer(0)]],
-                     device const float* before [[buffer(1)]],
+                     device const float* totals [[buffer(1)]],
                      constant uint& count [[buffer(2)]],
                      uint i [[thread_position_in_grid]],
                      uint tile [[threadgroup_position_in_grid]])
 {
-    if (i < count) {
-        prefix[i] += before[tile];
+    if (tile > 0 && i < count) {
+        prefix[i] += totals[tile - 1];
     }
 }

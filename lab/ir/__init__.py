@@ -5,6 +5,7 @@
 
 from .cfg import ControlFlow, Loop
 from .errors import IRError
+from .extents import loops_of_source
 from .instructions import (
     Alloca,
     Argument,
@@ -156,6 +157,7 @@ __all__ = [
     "VoidType",
     "Zero",
     "find_attribute",
+    "loops_of_source",
     "parse",
     "typed",
 ]

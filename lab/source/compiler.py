@@ -127,5 +127,6 @@ def compile_ir(unit: Unit, target: Target, math: str, *more: str) -> tuple[str, 
         shown = diagnostics.errors(found)
         shown = [d for d in shown if d.place is not None] or shown
         text = "\n".join(d.render() for d in shown) or done.stderr.strip()
-        raise CompileError(text or "The compiler stopped without a word.", found)
+        placed = [d for d in found if d.place is not None]
+        raise CompileError(text or "The compiler stopped without a word.", placed or found)
     return done.stdout, [d for d in found if d.place is not None]

@@ -275,8 +275,8 @@ class _Scanner:
         if any(t.text == "constant" for t in self._specifiers(head)) and not self._indirect(declarators):
             if in_struct or templated:
                 self._storage_only(head)
-            elif any(t.text == "function_constant" for t in head):
-                self.found.out_of_scope.append((declarators[0], "function constants"))
+            elif (special := next((t for t in head if t.text == "function_constant"), None)) is not None:
+                self.found.out_of_scope.append((special, "function constants"))
             else:
                 self._constant(head)
         elif not in_struct or called or head[0].text in ("static", "using", "typedef", "friend"):
@@ -491,7 +491,7 @@ class _Scanner:
             j += 1
         template = self.templates.get(head[angle[0] - 1].text) if angle else None
         if angle is None or template is None:  # no kernel's, or what the compiler has to refuse
-            if head[1].text == "[[":
+            if len(head) > 1 and head[1].text == "[[":
                 start, end = head[1].offset, head[closing(head, 1)].end
                 self.found.edits.append(Edit(start, end, " " * (end - start)))
             return stop + 1

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from ... import ir
 from ...errors import EngineError
-from ..model.meeting import loops_of_source
 
 ENTRY = "msl_thread"
 
@@ -92,7 +91,7 @@ def lower(text: str) -> Lowered:
         for call in block.instructions
         if isinstance(call, ir.Call) and isinstance(call.callee, ir.Global) and _is_primitive(call.callee.name)
     ]
-    flow = ir.ControlFlow.of(function, loops_of_source(module, function))
+    flow = ir.ControlFlow.of(function, ir.loops_of_source(module, function))
     primitives = [(block, call) for block, call in primitives if block.label in flow.successors]
     meetings = [(block, call) for block, call in primitives if _operation(call) is not None]
     if meetings and flow.irreducible:

@@ -103,7 +103,11 @@ static void* serve(void* argument) {
     return NULL;
 }
 
+static int installed;
+
 static void handlers(int install) {
+    if (install == installed) return;
+    installed = install;
     struct sigaction ours;
     memset(&ours, 0, sizeof ours);
     ours.sa_sigaction = on_signal;

@@ -11,10 +11,13 @@ from typing import Any
 from .floats import FLOAT
 from .operations import float_max, float_min, integer
 
-__all__ = ["LANE", "QUAD", "SIMDGROUP", "THREADGROUP", "Primitive", "primitive"]
+__all__ = ["LANE", "QUAD", "SIMDGROUP", "STORAGE", "THREADGROUP", "Primitive", "primitive"]
 
 LANE = "__msl_lane"
-"""The lane's index in its simdgroup: the one primitive that is no meeting."""
+"""The lane's index in its simdgroup: a primitive that is no meeting."""
+
+STORAGE = "msl_threadgroup_block"
+"""The address of a variable in threadgroup memory, from its id and size: no meeting either."""
 
 THREADGROUP = "threadgroup"
 SIMDGROUP = "simdgroup"

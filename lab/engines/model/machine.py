@@ -27,7 +27,7 @@ from .errors import (
 )
 from .meeting import Position, can_reach
 from .memory import Memory
-from .program import CompiledFunction, Meeting, Program, Recursion, Thread
+from .program import CompiledFunction, Meeting, Program, Recursion, Shared, Thread
 
 __all__ = ["Launch", "Met", "Outcome", "Report", "run"]
 
@@ -166,7 +166,8 @@ class _Machine:
 
     def _construct(self, function: CompiledFunction) -> None:
         """Run a constructor of globals."""
-        thread = Thread(0, ThreadPosition((0, 0, 0), (0, 0, 0), 0), self, self.memory)
+        nobody = ThreadPosition((0, 0, 0), (0, 0, 0), 0)
+        thread = Thread(0, nobody, self, self.memory, Shared(self.memory, 0))
         thread.enter(function, [])
         while not thread.done:
             self.advance(thread)
@@ -200,17 +201,19 @@ class _Machine:
         content = bytearray(
             GroupRecord(launch=record, threadgroup_memory=shared.address, position=group, size=(x, y, z))
         )
+        variables = Shared(self.memory, launch.fill)
         described = self.memory.add("the group record", content, read_only=True)
         threads = []
         for index in range(x * y * z):
             local = index % x, index // x % y, index // (x * y)
             i, j, k = (g * s + p for g, s, p in zip(group, launch.size, local, strict=True))
-            thread = Thread(index, ThreadPosition((i, j, k), group, index), self, self.memory)
+            thread = Thread(index, ThreadPosition((i, j, k), group, index), self, self.memory, variables)
             thread.enter(entry, [described.address, index])
             threads.append(thread)
         _Group(self, group, threads).run()
         self.memory.remove(described)
         self.memory.remove(shared)
+        variables.leave()
 
     def advance(self, thread: Thread) -> None:
         """Run a thread for a slice, and give what stops it its place."""

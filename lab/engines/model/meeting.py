@@ -6,10 +6,7 @@ it. Lanes that returned, or sit in another branch, do not count.
 *Loops.* The loops around a call are those of the source. In the control flow graph a call that is followed by
 ``break`` or ``return`` lies outside of the natural loop, because no path leads back from it; still lanes that
 come to it in different iterations do not meet. So a loop takes in, besides its natural body, the blocks that
-its header dominates and that lie in it in the source. Debug information tells that: clang notes a loop's
-first and last position at its back edges. Without it a block lies in the loop if it stands between the header
-and the last back edge in the text of the IR, which at -O0 is in the order of the source; that misses the end
-of a body which only goes on by ``continue``.
+its header dominates and that lie in it in the source (``lab.ir.loops_of_source``).
 
 *Instance.* What lanes meet at is an instance of a call of a primitive. It is named by a position: for every
 frame of the thread's call stack, from the entry point inwards, the place in the function's code (block and
@@ -43,12 +40,11 @@ returned, that is reported, and no error: Metal forbids it, but there it harms n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from ...ir import ControlFlow, Function, MetadataReference, Module
+from ...ir import ControlFlow
 
-__all__ = ["Place", "Position", "can_reach", "loops_of_source"]
+__all__ = ["Place", "Position", "can_reach"]
 
 
 class Place(NamedTuple):
@@ -75,60 +71,3 @@ def can_reach(position: Position, instance: Position) -> bool:
             return False  # one call of an address, which for the other was another function
         return here.flow.reaches((here.block, here.at), (there.block, there.at), here.counts, there.counts)
     return False
-
-
-def loops_of_source(module: Module, function: Function) -> Callable[[str, set[str], str], bool]:
-    """Whether a block lies in a loop of the source though not in its natural body; see above."""
-    layout = {block.label: index for index, block in enumerate(function.blocks)}
-    places = {
-        block.label: next(filter(None, (_places(module, i.debug) for i in block.instructions)), ())
-        for block in function.blocks
-    }
-    extents = {
-        block.label: _extent(module, dict(block.terminator.metadata).get("llvm.loop"))
-        for block in function.blocks
-    }
-
-    def belongs(header: str, latches: set[str], label: str) -> bool:
-        extent = next(filter(None, (extents[latch] for latch in latches)), None)
-        if extent is not None:
-            first, last = extent
-            inside = (place for place in places[label] if place.inlined == first.inlined)
-            return any(p.file == first.file and first.position <= p.position <= last.position for p in inside)
-        return layout[header] < layout[label] <= max(layout[latch] for latch in latches)
-
-    return belongs
-
-
-class _Source(NamedTuple):
-    """A place in the source; ``inlined`` is the node of the call at which it was inlined."""
-
-    inlined: int | None
-    file: str
-    position: tuple[int, int]
-
-
-def _places(module: Module, number: int | None) -> tuple[_Source, ...]:
-    """Where an instruction lies in the source, then where the function it is in was inlined, and so on.
-
-    Empty if that is not known, as for code that belongs to no line.
-    """
-    places: list[_Source] = []
-    while number is not None:
-        node, location = module.metadata.get(number), module.location_of(number)
-        if node is None or location is None or not location.line:
-            return ()
-        outer = node.fields.get("inlinedAt")
-        number = outer.number if isinstance(outer, MetadataReference) else None
-        places.append(_Source(number, location.file, (location.line, location.column)))
-    return tuple(places)
-
-
-def _extent(module: Module, number: int | None) -> tuple[_Source, _Source] | None:
-    """First and last place of a loop, as the metadata of its back edge says."""
-    node = None if number is None else module.metadata.get(number)
-    if node is None:
-        return None
-    numbers = [operand.number for operand in node.operands if isinstance(operand, MetadataReference)]
-    found = [places[0] for places in (_places(module, n) for n in numbers) if places]
-    return (found[0], found[1]) if len(found) >= 2 else None

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 from ... import ir
 from . import operations as op
-from .collectives import LANE, Primitive, primitive
+from .collectives import LANE, STORAGE, Primitive, primitive
 from .errors import ThreadPosition, TrapError, Unmodelled
 from .intrinsics import NOTHING, compute
-from .meeting import Place, Position, loops_of_source
+from .meeting import Place, Position
 from .memory import Codec, Memory, Object, codec
 
-__all__ = ["Program", "Thread"]
+__all__ = ["CompiledFunction", "Meeting", "Program", "Recursion", "Shared", "Thread"]
 
 Registers = list[Any]
 Operation = Callable[[Registers], Any]
@@ -79,16 +79,41 @@ class Meeting:
     result: int
 
 
+class Shared:
+    """What the threads of a group share: the variables in threadgroup memory, placed when first used."""
+
+    def __init__(self, memory: Memory, fill: int) -> None:
+        self.memory = memory
+        self.fill = fill
+        self.variables: dict[int, Object] = {}
+
+    def variable(self, identity: int, size: int) -> int:
+        """The address of variable ``identity``, ``size`` bytes long."""
+        placed = self.variables.get(identity)
+        if placed is None:
+            name = f"the threadgroup variable {identity}"
+            placed = self.variables[identity] = self.memory.add(name, bytearray([self.fill]) * size)
+        return placed.address
+
+    def leave(self) -> None:
+        """Take the variables away."""
+        for placed in self.variables.values():
+            self.memory.remove(placed)
+
+
 class Thread:
     """A thread of a threadgroup and its frames. It is done when it has none."""
 
-    __slots__ = ("frames", "host", "index", "memory", "position", "steps", "waiting")
+    __slots__ = ("frames", "host", "index", "memory", "position", "shared", "steps", "waiting")
 
-    def __init__(self, index: int, position: ThreadPosition, host: Host, memory: Memory) -> None:
+    def __init__(
+        self, index: int, position: ThreadPosition, host: Host, memory: Memory, shared: Shared
+    ) -> None:
         self.index = index
         self.position = position
         self.host = host
         self.memory = memory
+        self.shared = shared
         self.frames: list[Frame] = []
         self.waiting: Meeting | None = None
         self.steps = 0
@@ -432,7 +457,7 @@ class _Compiler:
     def _control_flow(self) -> ir.ControlFlow | None:
         if self.function.name not in self.program.meeting:
             return None
-        flow = ir.ControlFlow.of(self.function, loops_of_source(self.program.module, self.function))
+        flow = ir.ControlFlow.of(self.function, ir.loops_of_source(self.program.module, self.function))
         if flow.irreducible:
             label = flow.irreducible[0]
             raise self.unmodelled(
@@ -777,6 +802,13 @@ class _Compiler:
                 r[result] = r[0].lane
 
             return lane
+        if name == STORAGE:
+            identity, size = registers
+
+            def variable(r: Registers) -> None:
+                r[result] = r[0].shared.variable(r[identity], r[size])
+
+            return variable
         if (found := primitive(name)) is not None:
             action = Meet(found, registers, result, instruction)
         elif (callee := self.program.module.functions.get(name)) is not None and not callee.is_declaration:

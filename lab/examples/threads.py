@@ -1,72 +1,13 @@
-"""The example kernels of ``kernels/examples`` with inputs and float64 references.
-
-Each example draws its inputs from a seed, calls its kernel, and states what must come out: computed in
-float64 with NumPy from the definition, not in the kernel's way.
-"""
+"""Examples whose threads work each on its own: at most they count in the same atomics."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from . import resources
-from .arguments import empty
-from .kernel import Kernel, Library, compile
-
-Inputs = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Example:
-    """One kernel with a way to feed, call and judge it.
-
-    ``draw(rng)`` makes NumPy inputs by name; ``call(kernel, inputs)`` gives the kernel's result as an MLX
-    array; ``reference(inputs)`` the same in float64 (integers: exact). ``tolerance`` bounds the largest
-    error relative to the largest reference value; 0 means equal.
-    """
-
-    name: str
-    file: str
-    kernel: str
-    about: str
-    draw: Callable[[np.random.Generator], Inputs]
-    call: Callable[[Kernel, Inputs], mx.array]
-    reference: Callable[[Inputs], np.ndarray]
-    tolerance: float
-
-    def library(self, engine: str = "auto") -> Library:
-        """The compiled file of the example."""
-        return compile(resources.kernels() / "examples" / self.file, engine=engine)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How an example came out: its largest error, absolute over the largest reference value."""
-
-    example: Example
-    error: float
-    elements: int
-
-    @property
-    def right(self) -> bool:
-        return self.error <= self.example.tolerance
-
-
-def check(example: Example, seed: int, engine: str = "auto") -> Outcome:
-    """Run ``example`` on inputs from ``seed`` and compare it with its reference."""
-    inputs = example.draw(np.random.default_rng(seed))
-    got = np.asarray(example.call(example.library(engine)[example.kernel], inputs)).astype(np.float64)
-    wanted = np.asarray(example.reference(inputs), np.float64)
-    if got.shape != wanted.shape:
-        raise AssertionError(f"{example.name}: shape {got.shape}, not {wanted.shape}")
-    scale = float(np.abs(wanted).max(initial=0.0)) or 1.0
-    error = float(np.abs(got - wanted).max(initial=0.0)) / scale
-    return Outcome(example, error if np.isfinite(error) else np.inf, got.size)
-
+from ..arguments import empty
+from ..kernel import Kernel
+from .example import Example, Inputs
 
 # ---- axpy ------------------------------------------------------------------------------------------------
 
@@ -179,7 +120,7 @@ def _histogram_reference(v: Inputs) -> np.ndarray:
     return np.bincount(bins, minlength=v["bins"])
 
 
-EXAMPLES: tuple[Example, ...] = (
+THREADS: tuple[Example, ...] = (
     Example("axpy", "axpy.metal", "axpy", "y = a x + y", _axpy_inputs, _axpy, _axpy_reference, 1e-6),
     Example(
         "stencil", "stencil.metal", "heat_step", "heat flow, a five-point stencil",

@@ -50,7 +50,7 @@ def empty(shape: int | Sequence[int], dtype: Any = mx.float32) -> Empty:
     ``shape`` is an int or a sequence of ints, ``dtype`` an MLX or NumPy dtype. Before the kernel runs its
     contents are undefined. Raises ArgumentError for a dtype kernels have no type for.
     """
-    sizes = (shape,) if isinstance(shape, numbers.Integral) else tuple(shape)  # type: ignore[arg-type]
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if any(not isinstance(n, numbers.Integral) or n < 0 for n in sizes):
         raise ArgumentError(f"lab.empty takes a shape of non-negative ints, not {shape!r}.")
     name = _NAMES.get(dtype) if isinstance(dtype, mx.Dtype) else None
@@ -251,16 +251,16 @@ def _from_records(slot: Slot, value: np.ndarray, in_place: bool) -> Argument:
         raise slot.refuse(value, "a record fits a struct only")
     if slot.single and value.size != 1:
         raise slot.refuse(value, "a reference takes one record")
-    shape = (*value.shape, layout.size)  # of a result: MLX has no records, so it holds their bytes
     if _laid_out(value.dtype, layout, slot.structs):
         array = np.ascontiguousarray(value)
         if in_place and slot.written and not (value.flags.c_contiguous and value.flags.writeable):
             raise slot.refuse(value, "the in-place form needs a contiguous array that can be written")
-        return slot.argument(array.reshape(-1).view(np.uint8), array.nbytes, (value, array), shape)
+        memory = array.reshape(-1).view(np.uint8)
+        return slot.argument(memory, array.nbytes, (value, array), value.shape, value.dtype)
     if in_place and slot.written:
         raise slot.refuse(value, f"its layout is not that of {layout.name}")
     data = b"".join(_pack_struct(slot, layout, _as_mapping(record)) for record in value.reshape(-1))
-    return slot.argument(np.frombuffer(data, np.uint8), len(data), data, shape)
+    return slot.argument(np.frombuffer(data, np.uint8), len(data), data, (*value.shape, layout.size))
 
 
 def _laid_out(dtype: np.dtype, layout: StructLayout, structs: Mapping[str, StructLayout]) -> bool:
@@ -304,7 +304,8 @@ def _check_elements(slot: Slot, dtype: str, size: int, value: Any) -> None:
     nbytes = size * _SIZES[dtype]
     if nbytes % (element.size or 1):
         unit = f"{element.lanes} {element.dtype} values" if element.lanes > 1 else f"{element.size} bytes"
-        raise slot.refuse(value, f"its size must be a multiple of {unit}")
+        room = f", the room of one {element}" if element.lanes > element.components * element.columns else ""
+        raise slot.refuse(value, f"its size must be a multiple of {unit}{room}")
     if slot.single and nbytes < element.size * element.count:
         raise slot.refuse(value, f"it holds {nbytes} bytes and {element.size * element.count} are read")
 
@@ -404,13 +405,17 @@ def _pack_element(slot: Slot, element: Element, value: Any, count: int | None, o
     per_element = element.components * element.columns
     wanted = None if count is None else per_element * count
     if array.size % per_element or (wanted is not None and array.size != wanted):
-        need = f"{wanted} numbers" if wanted is not None else f"a multiple of {per_element} numbers"
-        raise slot.refuse(f"{array.size} numbers{of}", f"it takes {need}")
+        need = _counted(wanted) if wanted is not None else f"a multiple of {per_element} numbers"
+        raise slot.refuse(f"{_counted(array.size)}{of}", f"it takes {need}")
     flat = _as_scalars(slot, element, array.reshape(-1), _shown(value) + of)
     rows = flat.reshape(-1, element.columns, element.components)
     padded = np.zeros((rows.shape[0], element.columns, element.lanes // element.columns), flat.dtype)
     padded[:, :, : element.components] = rows
     return padded.tobytes()
+
+
+def _counted(numbers: int) -> str:
+    return "1 number" if numbers == 1 else f"{numbers} numbers"
 
 
 def _as_scalars(slot: Slot, element: Element, array: np.ndarray, shown: str) -> np.ndarray:
@@ -439,6 +444,8 @@ def _shown(value: Any) -> str:
         return repr(value)
     text = repr(value) if isinstance(value, list | tuple | str) else ""
     kind = type(value).__name__
+    if value is None:
+        return "None"
     return f"a {kind} {text}" if text and len(text) < 60 else f"a {kind}"
 
 
@@ -503,7 +510,8 @@ def _triple(kernel: str, what: str, value: Any) -> Triple:
         not isinstance(n, numbers.Integral) or isinstance(n, bool) or n < 0 for n in sizes
     ):
         raise ArgumentError(
-            f"Kernel '{kernel}': {what}= takes an int or a tuple of one to three ints, not {value!r}."
+            f"Kernel '{kernel}': {what}= takes an int or a tuple of one to three ints, none below 0, "
+            f"not {value!r}."
         )
     x, y, z = (*map(int, sizes), 1, 1)[:3]
     return x, y, z

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from dataclasses import dataclass
 from html import escape
 
@@ -61,6 +62,11 @@ class Card:
         return "\n".join(lines)
 
 
+def is_python_name(name: str) -> bool:
+    """Whether a kernel can be a variable under its own name."""
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
 def rows(kernel: Kernel) -> list[tuple[str, str, str, str]]:
     """Index, name, type and use of each buffer and threadgroup argument."""
     signature = kernel.signature
@@ -90,8 +96,8 @@ def _foot(card: Card) -> str:
     count = len(card.library)
     if not count:
         return "No kernels: a kernel begins with `kernel void` or `[[kernel]] void`."
-    names = [name for name in card.library if not name.isidentifier()]
+    names = [name for name in card.library if not is_python_name(name)]
     other = ""
     if names:
-        other = f" Not a Python name, so only in the library: {', '.join(names)}."
+        other = f" No Python name, so only in the library that --name keeps: {', '.join(names)}."
     return f"{count} kernel{'s' if count > 1 else ''} read in {card.seconds * 1e3:.0f} ms.{other}"

@@ -267,7 +267,8 @@ def compile(
         if found is not None and _fresh(found):
             _libraries.move_to_end(key)
             return found.library
-    library = Library(read(text, path, options, label), engine, name or (path.name if path else CELL), isolate)
+    called = name or (path.name if path else CELL)
+    library = Library(read(text, path, options, label), engine, called, isolate)
     with _lock:
         _libraries[key] = _Kept(library, _stamps(library.program))
         while len(_libraries) > _KEEP:
@@ -363,6 +364,11 @@ def _threadgroup_memory(signature: Signature, given: Mapping[int, int]) -> dict[
     if not given and not signature.threadgroup_arguments:
         return {}
     known = {p.index or 0: p.name for p in signature.threadgroup_arguments}
+    if not isinstance(given, Mapping):
+        raise ArgumentError(
+            f"Kernel '{signature.name}': threadgroup_memory= takes a mapping of indices to bytes, "
+            f"not {given!r}."
+        )
     for index in given:
         if index not in known:
             raise ArgumentError(

@@ -13,7 +13,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import Code, display
 
 from . import doctor
-from .card import Card
+from .card import Card, is_python_name
 from .engines import registry
 from .kernel import Kernel, Library, compile
 from .source.compiler import MATH
@@ -27,7 +27,7 @@ class MetalMagics(Magics):
 
     engine = "auto"
 
-    @magic_arguments()
+    @magic_arguments("%metal")
     @argument("-e", "--engine", choices=registry.NAMES, help="Engine to run the cell's kernels on.")
     @argument("-D", "--define", metavar="NAME=VALUE", help="Define a macro; repeatable.", **_REPEATED)
     @argument("-I", "--include", metavar="FILE", help="Read FILE before the cell; repeatable.", **_REPEATED)
@@ -43,7 +43,7 @@ class MetalMagics(Magics):
         the buffers it writes as new MLX arrays. Options may use Python values, as in ``-D N={n}``.
         """
         options = _parse(self.cell.parser, line)
-        if options.name is not None and not options.name.isidentifier():
+        if options.name is not None and not is_python_name(options.name):
             raise UsageError(f"--name takes a Python name, not {options.name!r}.")
         started = time.perf_counter()
         library = compile(
@@ -63,7 +63,7 @@ class MetalMagics(Magics):
             display(Card(library, seconds))
 
     def _define_in_notebook(self, library: Library, name: str | None) -> None:
-        values: dict[str, Any] = {k: v for k, v in library.items() if k.isidentifier()}
+        values: dict[str, Any] = {k: v for k, v in library.items() if is_python_name(k)}
         if name:
             values[name] = library
         assert self.shell is not None
@@ -116,7 +116,7 @@ class MetalMagics(Magics):
 
 def _parse(parser: Any, line: str) -> Any:
     """The options of the magic line. Quotes group and are removed."""
-    unresolved = re.search(r"\{[^{}]*\}", line)
+    unresolved = re.search(r"\{\s*[A-Za-z_][^{}]*\}", line)  # {1, 2} is an initialiser, from {{1, 2}}
     if unresolved:
         raise UsageError(f"{unresolved.group()} in the %%metal line is not known to this notebook.")
     try:
@@ -132,8 +132,8 @@ def _define(text: str) -> tuple[str, str]:
 
 
 def _as_source(cell: str) -> str:
-    # A cell is always text, never the name of a file.
-    return cell if "\n" in cell else cell + "\n"
+    # The magic line is the cell's first: messages count it, as the notebook's line numbers do.
+    return "\n" + cell
 
 
 def load(shell: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,23 @@ def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+@pytest.fixture
+def patience() -> Iterator[None]:
+    """Makes a test fail that would otherwise hang."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError("the kernel does not end")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
 @pytest.fixture(scope="session")
 def msl() -> Callable[..., lab.Library]:
-    """``lab.compile`` of a source to which the usual two lines are added, all on its line 1."""
+    """``lab.compile`` of a source after the usual two lines, so that its own first line is line 3."""
 
     def compiled(source: str, **options: object) -> lab.Library:
         return lab.compile(f"#include <metal_stdlib>\nusing namespace metal;\n{source}", **options)  # type: ignore[arg-type]

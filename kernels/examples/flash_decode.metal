@@ -1,8 +1,8 @@
 // Attention of one new token over a cache of keys and values, in two dispatches ("flash-decoding"):
 //
 //   flash_decode        the keys are cut into stripes of equal length, one per simdgroup. It runs over its
-//                       stripe once, with a running maximum, and leaves what softmax needs to be put together
-//                       again: the largest score, the sum of exp(score - largest), and the values so weighted;
+//                       stripe once, with a running maximum, and leaves what puts softmax together again:
+//                       the largest score, the sum of exp(score - largest), and the values so weighted;
 //   flash_decode_merge  a simdgroup per query head brings the stripes to a common maximum and adds them up.
 //
 // GROUP query heads share one head of keys and values; their queries stay in registers while a key passes.

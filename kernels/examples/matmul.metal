@@ -1,7 +1,7 @@
 // C = A B, row by row in memory. A threadgroup makes one tile of C: for each pair of tiles along the inner
-// dimension its threads fetch one element of A and of B each, and all of them read both tiles from threadgroup
-// memory. Tiles that stick out of a matrix are filled up with zeros, so sizes need not be multiples of TILE.
-// To be dispatched in whole threadgroups of TILE x TILE threads.
+// dimension its threads fetch one element of A and of B each, and all of them read both tiles from
+// threadgroup memory. Where a tile sticks out of a matrix it is filled up with zeros, so sizes need not be
+// multiples of TILE. To be dispatched in whole threadgroups of TILE x TILE threads.
 #include <metal_stdlib>
 using namespace metal;
 

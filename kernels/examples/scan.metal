@@ -13,12 +13,8 @@ constant constexpr uint MAX_SIMDGROUPS = 32;
 
 // The sum of x over this thread and those before it in the threadgroup. `sums` holds one float per simdgroup
 // and may be used again after the next barrier.
-static float prefix_in_threadgroup(float x,
-                                   threadgroup float* sums,
-                                   uint simdgroups,
-                                   uint simdgroup,
-                                   uint lanes,
-                                   uint lane)
+static inline float prefix_in_threadgroup(float x, threadgroup float* sums,
+                                          uint simdgroups, uint simdgroup, uint lanes, uint lane)
 {
     const float prefix = simd_prefix_inclusive_sum(x);
     if (lane == lanes - 1) {

@@ -82,6 +82,7 @@ class ControlFlow:
             for header, body in bodies.items():
                 behind = (b for b in order if b not in body and _dominates(dominator, header, b))
                 blocks[header] |= {b for b in behind if belongs(header, latches[header], b)}
+            _complete(blocks, successors, predecessors)
         loops = _nest(order, bodies, blocks, latches)
         innermost = {label: loop for loop in loops for label in loop.blocks}  # inner ones come later
         return cls(
@@ -231,33 +232,55 @@ def _body(header: str, latches: Iterable[str], predecessors: Mapping[str, tuple[
     return frozenset(body)
 
 
+def _complete(
+    blocks: dict[str, frozenset[str]],
+    successors: Mapping[str, tuple[str, ...]],
+    predecessors: Mapping[str, tuple[str, ...]],
+) -> None:
+    """Make each loop's blocks hold those of the loops in it, and what lies on a path between two of them."""
+    changed = True
+    while changed:
+        changed = False
+        for header, own in blocks.items():
+            inner = [other for at, other in blocks.items() if at in own and at != header]
+            whole = own.union(*inner)
+            whole |= _reach(whole, header, successors) & _reach(whole - {header}, header, predecessors)
+            changed |= whole != own
+            blocks[header] = whole
+
+
+def _reach(start: Iterable[str], without: str, edges: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """What ``edges`` lead to from ``start``, not through ``without``."""
+    seen: set[str] = set()
+    work = list(start)
+    while work:
+        for target in edges[work.pop()]:
+            if target != without and target not in seen:
+                seen.add(target)
+                work.append(target)
+    return seen
+
+
 def _nest(
     order: Sequence[str],
     bodies: Mapping[str, frozenset[str]],
     blocks: Mapping[str, frozenset[str]],
     latches: Mapping[str, set[str]],
 ) -> tuple[Loop, ...]:
-    """The loops, outer before inner; an inner one's blocks are made its parent's too."""
-    parents: dict[str, str | None] = {}
-    whole = dict(blocks)
-    for header in sorted(blocks, key=lambda label: (len(blocks[label]), -order.index(label))):
-        around = [other for other in blocks if other != header and header in blocks[other]]
-        parent = min(around, key=lambda other: len(blocks[other]), default=None)
-        parents[header] = parent
-        if parent is not None:
-            whole[parent] |= whole[header]
+    """The loops, outer before inner."""
     loops: dict[str, Loop] = {}
 
     def build(header: str) -> Loop:
         if header not in loops:
-            above = parents[header]
+            around = [other for other in blocks if other != header and header in blocks[other]]
+            above = min(around, key=lambda other: len(blocks[other]), default=None)
             parent = None if above is None else build(above)
             depth = 0 if parent is None else parent.depth + 1
             loops[header] = Loop(
-                header, bodies[header], whole[header], frozenset(latches[header]), parent, depth
+                header, bodies[header], blocks[header], frozenset(latches[header]), parent, depth
             )
         return loops[header]
 
-    for header in parents:
+    for header in blocks:
         build(header)
     return tuple(sorted(loops.values(), key=lambda loop: (loop.depth, order.index(loop.header))))

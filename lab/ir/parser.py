@@ -448,7 +448,8 @@ class _Parser:
     def resolve(self, own: Attributes, groups: tuple[int, ...]) -> Attributes:
         missing = next((group for group in groups if group not in self.groups), None)
         if missing is not None:
-            raise self.error(f"the attribute group #{missing}, which is not defined")
+            place = self.tokens[self.at - 1].start
+            raise self.error(f"the attribute group #{missing}, which is not defined", place)
         return *own, *(attribute for group in groups for attribute in self.groups[group])
 
     # globals and functions

@@ -79,14 +79,30 @@ def host() -> Target:
     return Target(f"{machine}-linux-gnu")
 
 
-@functools.cache
 def headers_key() -> str:
     """A hash of our own headers and where they lie (precompiled headers remember their paths)."""
     include = resources.include()
-    digest = hashlib.sha256(str(include).encode())
-    for path in sorted(p for p in include.rglob("*") if p.is_file()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    files = sorted(p for p in include.rglob("*") if p.is_file())
+    stamps = tuple((str(p), s.st_size, s.st_mtime_ns) for p, s in ((p, p.stat()) for p in files))
+    return _headers_key(stamps)
+
+
+@functools.lru_cache(maxsize=1)  # read again only where a file has changed, as in an upgrade under a notebook
+def _headers_key(stamps: tuple[tuple[str, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for path, _, _ in stamps:
+        digest.update(path.encode() + b"\0" + Path(path).read_bytes())
     return digest.hexdigest()
+
+
+@functools.cache
+def processor_key() -> str:
+    """What this machine's processor is: ``native`` means another thing elsewhere, and caches may be shared."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+        return "\n".join(x for x in lines if x.startswith(("model name", "flags", "Features", "CPU ")))
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
 
 
 def language_flags(target: Target, math: str) -> tuple[str, ...]:
@@ -97,7 +113,7 @@ def language_flags(target: Target, math: str) -> tuple[str, ...]:
 def precompiled(target: Target, math: str) -> Path:
     """The precompiled headers for these flags, made where they are missing."""
     flags = language_flags(target, math)
-    name = cache.key("pch", toolchain.version(), headers_key(), *flags) + ".pch"
+    name = cache.key("pch", toolchain.version(), headers_key(), processor_key(), *flags) + ".pch"
 
     def make(path: Path) -> None:
         header = resources.include() / "msl_unit.h"

@@ -135,7 +135,7 @@ def describing(preprocessed: Preprocessed, found: Declarations, structs: Sequenc
         tail.append(f'extern "C" const __constant uint msl_kernel_{i}[] = {{{described or 0}}};')
     instances = [f"(void)&{kernel.expression};" for kernel in found.kernels if "<" in kernel.expression]
     if instances:  # so that an error in a template is found now; nothing calls this, so no code is made
-        tail.append(f"inline void msl_instances() {{ {' '.join(instances)} }}")
+        tail.append(f"inline void msl_unit_instances() {{ {' '.join(instances)} }}")
     parts: list[str | tuple[int, int]] = ["\n".join(tail)]
     for i, kernel in enumerate(found.kernels):
         indices = [p.index_at for p in kernel.parameters if p.index_at is not None]

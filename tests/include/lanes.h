@@ -1,5 +1,6 @@
 // Primitives of a simdgroup for code without branches between them: every lane runs alone, as often as it meets others
 // plus once. In run number n its first n meetings have their results; the next one records what the lane brings.
+#pragma clang diagnostic ignored "-Wmissing-exception-spec"
 extern "C" {
 static uint lane_, meeting_, run_;
 static ulong brought_[256][32];
@@ -38,7 +39,7 @@ template <class T> T from_bits(ulong u) {
   REDUCTION(name, u32, uint, zero, expression) REDUCTION(name, u64, ulong, zero, expression)
 #define FIRST BROUGHT(T, lane_ - lane_ % size)
 #define GROUP(g, lanes)                                                                        \
-  namespace g##_all {                                                                          \
+  namespace g##_whole {                                                                          \
   constexpr uint size = lanes, self = 0;                                                       \
   constexpr bool prefix = false;                                                               \
   FOR_TYPES(g##_sum, 0, 0, a + b) FOR_TYPES(g##_product, 1, 1, a * b)                          \

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lab.errors import CompileError
 from lab.source.diagnostics import Diagnostic, Place, errors, in_users_terms, parse
 
 SOURCE = ["kernel void f()", "{", "  int a = b;", "}"]
@@ -62,7 +61,9 @@ def test_notes_from_outside_the_user_s_source_are_dropped():
 
 
 def test_a_message_from_our_headers_moves_to_the_line_that_led_there():
-    (found,) = told("metal_math:7:1: error: static assertion failed: wrong type\ncell:3:11: note: in instantiation of\n")
+    (found,) = told(
+        "metal_math:7:1: error: static assertion failed: wrong type\ncell:3:11: note: in instantiation of\n"
+    )
     assert (found.text, found.place) == ("wrong type", Place("cell", 3, 11))
     assert found.source_line == SOURCE[2]
 
@@ -81,7 +82,8 @@ def test_a_bracket_without_its_partner_is_told_at_the_bracket():
             ": no conversion from 'float3' to 'float4'",
         ),
         (
-            "candidate template ignored: substitution failure [with T = __global float *]: no type named 'type'",
+            "candidate template ignored: substitution failure [with T = __global float *]: no type named "
+            "'type'",
             " with T = device float *",
         ),
         (
@@ -147,7 +149,7 @@ def test_names_that_only_look_alike_are_left_alone():
     assert message(text) == text
 
 
-# ---- how they are shown --------------------------------------------------------------------------------------
+# ---- how they are shown ------------------------------------------------------------------------------------
 
 
 def test_a_message_shows_the_line_and_a_caret_under_the_place():

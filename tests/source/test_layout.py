@@ -22,7 +22,11 @@ def parameter(declaration: str, before: str = "") -> ParameterType:
 
 def layout(body: str, before: str = "") -> tuple[int, dict[str, int]]:
     """Size of a struct with this body, and the offset of each member."""
-    found = program(f"{before}\nstruct S {{ {body} }};\nkernel void f(constant S& s) {{ }}").kernels["f"].structs["S"]
+    found = (
+        program(f"{before}\nstruct S {{ {body} }};\nkernel void f(constant S& s) {{ }}")
+        .kernels["f"]
+        .structs["S"]
+    )
     return found.size, {field.name: field.offset for field in found.fields}
 
 
@@ -32,9 +36,9 @@ def layout(body: str, before: str = "") -> tuple[int, dict[str, int]]:
 @pytest.mark.parametrize(
     ("scalar", "dtype", "size"),
     [
-        ("bool", "bool", 1), ("char", "int8", 1), ("uchar", "uint8", 1), ("short", "int16", 2), ("ushort", "uint16", 2),
-        ("int", "int32", 4), ("uint", "uint32", 4), ("long", "int64", 8), ("ulong", "uint64", 8), ("half", "float16", 2),
-        ("bfloat", "bfloat16", 2), ("float", "float32", 4),
+        ("bool", "bool", 1), ("char", "int8", 1), ("uchar", "uint8", 1), ("short", "int16", 2),
+        ("ushort", "uint16", 2), ("int", "int32", 4), ("uint", "uint32", 4), ("long", "int64", 8),
+        ("ulong", "uint64", 8), ("half", "float16", 2), ("bfloat", "bfloat16", 2), ("float", "float32", 4),
     ],
 )  # fmt: skip
 def test_scalars_have_the_dtype_of_their_size(scalar, dtype, size):
@@ -42,9 +46,17 @@ def test_scalars_have_the_dtype_of_their_size(scalar, dtype, size):
     assert (element.scalar, element.dtype, element.size, element.components) == (scalar, dtype, size, 1)
 
 
-@pytest.mark.parametrize("spelling", ["uint8_t", "unsigned char", "int32_t", "size_t", "unsigned", "signed char"])
+@pytest.mark.parametrize(
+    "spelling", ["uint8_t", "unsigned char", "int32_t", "size_t", "unsigned", "signed char"]
+)
 def test_other_spellings_are_the_same_scalars(spelling):
-    scalar = {"uint8_t": "uchar", "unsigned char": "uchar", "int32_t": "int", "size_t": "ulong", "unsigned": "uint"}
+    scalar = {
+        "uint8_t": "uchar",
+        "unsigned char": "uchar",
+        "int32_t": "int",
+        "size_t": "ulong",
+        "unsigned": "uint",
+    }
     assert parameter(f"device {spelling}* x").element.scalar == scalar.get(spelling, "char")
 
 
@@ -63,7 +75,9 @@ def test_packed_vectors_take_no_more_room_than_they_hold(n):
     assert (element.components, element.lanes, element.size) == (n, n, 2 * n)
 
 
-@pytest.mark.parametrize(("columns", "rows", "size"), [(2, 2, 16), (3, 3, 48), (4, 4, 64), (2, 4, 32), (4, 3, 64), (3, 2, 24)])
+@pytest.mark.parametrize(
+    ("columns", "rows", "size"), [(2, 2, 16), (3, 3, 48), (4, 4, 64), (2, 4, 32), (4, 3, 64), (3, 2, 24)]
+)
 def test_columns_of_a_matrix_are_laid_out_as_vectors(columns, rows, size):
     element = parameter(f"constant float{columns}x{rows}& m").element
     assert (element.columns, element.components, element.size) == (columns, rows, size)
@@ -96,7 +110,10 @@ def test_an_alias_is_seen_through():
 
 
 def test_a_macro_is_seen_through():
-    assert str(parameter("CONST_BUFFER(x)", "#define CONST_BUFFER(name) device const uint* name")) == "device const uint*"
+    assert (
+        str(parameter("CONST_BUFFER(x)", "#define CONST_BUFFER(name) device const uint* name"))
+        == "device const uint*"
+    )
 
 
 def test_an_enumeration_is_its_underlying_type():
@@ -161,7 +178,7 @@ def test_structs_of_one_name_in_two_namespaces_are_the_ones_the_kernel_names():
     assert kernel.types["s"].element.size == kernel.structs["S"].size == 32
 
 
-# ---- the numbers a unit describes itself with ----------------------------------------------------------------
+# ---- the numbers a unit describes itself with --------------------------------------------------------------
 
 
 def test_numbers_are_read_from_the_constants_of_a_module():

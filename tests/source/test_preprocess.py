@@ -95,7 +95,9 @@ def test_our_own_headers_are_found_and_leave_no_text():
 
 
 def test_a_user_s_macro_does_not_reach_into_our_headers():
-    assert words(preprocess("#define T int\n#define vec 3\n#include <metal_stdlib>\nT a = vec;")) == "int a = 3;"
+    assert (
+        words(preprocess("#define T int\n#define vec 3\n#include <metal_stdlib>\nT a = vec;")) == "int a = 3;"
+    )
 
 
 def test_pragmas_stay():

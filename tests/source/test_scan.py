@@ -51,11 +51,18 @@ def test_every_form_of_a_kernel_s_head_is_found(head):
 
 
 def test_other_functions_are_no_kernels():
-    assert scan("static inline float f(float x) { return x; } void g(); float h(int kernel_size) { return 1; }").kernels == []
+    assert (
+        scan(
+            "static inline float f(float x) { return x; } void g(); float h(int kernel_size) { return 1; }"
+        ).kernels
+        == []
+    )
 
 
 def test_a_declaration_without_a_body_is_no_kernel():
-    assert [k.name for k in scan("kernel void f(device float* x); kernel void f(device float* x) { }").kernels] == ["f"]
+    assert [
+        k.name for k in scan("kernel void f(device float* x); kernel void f(device float* x) { }").kernels
+    ] == ["f"]
 
 
 def test_kernels_come_in_the_order_of_the_source():
@@ -93,21 +100,30 @@ def test_a_template_is_no_kernel_until_it_is_instantiated():
     ],
 )
 def test_an_instantiation_is_a_kernel_with_its_host_name(instantiation):
-    template = "template <typename T, int N>\nkernel void f(device T* x, uint i [[thread_position_in_grid]]) { }\n"
+    template = (
+        "template <typename T, int N>\nkernel void f(device T* x, uint i [[thread_position_in_grid]]) { }\n"
+    )
     source = template + instantiation
     kernel = only_kernel(source)
     assert (kernel.name, "".join(kernel.expression.split())) == ("f4", "::f<float,4>")
     assert [(p.name, p.role) for p in kernel.parameters] == [("x", "buffer"), ("i", "thread")]
-    assert rewritten(source).endswith("{ } ;") or rewritten(source).endswith("{ }")  # the compiler needs none of it
+    assert rewritten(source).endswith("{ } ;") or rewritten(source).endswith(
+        "{ }"
+    )  # the compiler needs none of it
 
 
 def test_an_instantiation_without_a_host_name_is_named_as_it_is_written():
-    source = "template <typename T> kernel void f(device T* x) { }\ntemplate kernel void f<half>(device half*);"
+    source = (
+        "template <typename T> kernel void f(device T* x) { }\ntemplate kernel void f<half>(device half*);"
+    )
     assert only_kernel(source).name == "f<half>"
 
 
 def test_lines_stay_where_they_were_after_an_instantiation_is_removed():
-    source = "template <class T> kernel void f(device T* x) { }\ntemplate [[host_name(\"a\")]]\nkernel void f<int>(device int*);\nint last;"
+    source = (
+        'template <class T> kernel void f(device T* x) { }\ntemplate [[host_name("a")]]\nkernel void '
+        "f<int>(device int*);\nint last;"
+    )
     out, at = [], 0
     for edit in sorted(scan(source).edits, key=lambda e: e.start):
         out += [source[at : edit.start], edit.text]
@@ -122,8 +138,10 @@ def test_lines_stay_where_they_were_after_an_instantiation_is_removed():
 
 def test_buffers_are_device_and_constant_pointers_and_references():
     source = (
-        "kernel void f(device float* a [[buffer(0)]], device const uint* b [[buffer(1)]], const device half *c [[buffer(2)]],"
-        " constant S& d [[buffer(3)]], device atomic_uint& e [[buffer(4)]], constant uint (&g)[4] [[buffer(5)]]) { }"
+        "kernel void f(device float* a [[buffer(0)]], device const uint* b [[buffer(1)]], const device half "
+        "*c [[buffer(2)]],"
+        " constant S& d [[buffer(3)]], device atomic_uint& e [[buffer(4)]], constant uint (&g)[4] "
+        "[[buffer(5)]]) { }"
     )
     assert parameters(source) == [
         ("a", "device float*", "buffer", 0),
@@ -136,16 +154,26 @@ def test_buffers_are_device_and_constant_pointers_and_references():
 
 
 def test_buffers_without_an_index_are_numbered_in_order():
-    assert indices("kernel void f(device int* a, constant int& b, device int* c) { }") == {"a": 0, "b": 1, "c": 2}
+    assert indices("kernel void f(device int* a, constant int& b, device int* c) { }") == {
+        "a": 0,
+        "b": 1,
+        "c": 2,
+    }
 
 
 def test_a_buffer_without_an_index_gets_the_lowest_that_is_free():
-    source = "kernel void f(device int* a, device int* b [[buffer(0)]], device int* c, device int* d [[buffer(2)]]) { }"
+    source = (
+        "kernel void f(device int* a, device int* b [[buffer(0)]], device int* c, device int* d "
+        "[[buffer(2)]]) { }"
+    )
     assert indices(source) == {"a": 1, "b": 0, "c": 3, "d": 2}
 
 
 def test_threadgroup_arguments_are_numbered_apart_from_buffers():
-    source = "kernel void f(device int* a, threadgroup int* t, threadgroup half* u [[threadgroup(2)]], threadgroup int* v) { }"
+    source = (
+        "kernel void f(device int* a, threadgroup int* t, threadgroup half* u [[threadgroup(2)]], "
+        "threadgroup int* v) { }"
+    )
     assert [(p[0], p[2], p[3]) for p in parameters(source)] == [
         ("a", "buffer", 0),
         ("t", "threadgroup", 0),
@@ -187,7 +215,10 @@ def test_types_with_template_arguments_keep_them():
 
 def test_parameters_without_a_name_get_one():
     source = "kernel void f(device int* [[buffer(1)]], uint [[thread_position_in_grid]]) { }"
-    assert parameters(source) == [("argument0", "device int*", "buffer", 1), ("argument1", "uint", "thread", None)]
+    assert parameters(source) == [
+        ("argument0", "device int*", "buffer", 1),
+        ("argument1", "uint", "thread", None),
+    ]
 
 
 def test_an_attribute_kernels_do_not_have_is_unknown():
@@ -228,7 +259,8 @@ def fields(source: str, name: str = "S") -> tuple[str, ...]:
 
 
 def test_members_are_listed_in_order():
-    assert fields("struct S { uint n; float a, b; half c[4]; float4x4 m; device float* p; vec<float, 2> v = {1, 2}; };") == (
+    assert fields("struct S { uint n; float a, b; half c[4]; float4x4 m; device float* p; vec<float, 2> v = "
+                  "{1, 2}; };") == (
         "n", "a", "b", "c", "m", "p", "v",
     )  # fmt: skip
 
@@ -260,13 +292,16 @@ def test_members_of_a_base_come_first():
     assert fields("struct A { int a; }; struct S : A { int b; };") == ("a", "b")
 
 
-@pytest.mark.parametrize("source", ["struct S : Base<int> { int b; };", "template <class T> struct S { T b; };"])
+@pytest.mark.parametrize(
+    "source", ["struct S : Base<int> { int b; };", "template <class T> struct S { T b; };"]
+)
 def test_a_struct_with_members_we_cannot_name_is_left_out(source):
     assert "S" not in scan(source).structs
 
 
 @pytest.mark.parametrize(
-    "source", ["typedef struct { int a; } S;", "typedef struct S_ { int a; } S;", "typedef struct { int a; } S, T;"]
+    "source",
+    ["typedef struct { int a; } S;", "typedef struct S_ { int a; } S;", "typedef struct { int a; } S, T;"],
 )
 def test_a_typedef_names_a_struct(source):
     assert fields(source) == ("a",)
@@ -285,14 +320,17 @@ def test_attributes_and_alignment_of_a_struct_are_no_part_of_its_name():
 
 def test_a_constant_table_becomes_storage_and_a_view_of_it_in_constant_memory():
     assert rewritten("constant float tab[2] = {1, 2};") == (
-        "static const __global float tab__msl[2] = {1, 2}; static constant auto& tab = msl_constant(tab__msl);"
+        "static const __global float tab__msl[2] = {1, 2}; static constant auto& tab = "
+        "msl_constant(tab__msl);"
     )
 
 
 def test_a_constant_may_be_used_by_the_next_of_its_declaration():
     assert rewritten("constant constexpr int N = 4, M = N + 1;") == (
-        "static const __global constexpr int N__msl = 4; static constexpr constant auto& N = msl_constant(N__msl); "
-        "static const __global constexpr int M__msl = N + 1; static constexpr constant auto& M = msl_constant(M__msl);"
+        "static const __global constexpr int N__msl = 4; static constexpr constant auto& N = "
+        "msl_constant(N__msl); "
+        "static const __global constexpr int M__msl = N + 1; static constexpr constant auto& M = "
+        "msl_constant(M__msl);"
     )
 
 
@@ -335,7 +373,9 @@ def test_threadgroup_storage_becomes_a_struct_of_the_group_s_memory():
 
 
 def test_each_threadgroup_declaration_has_storage_of_its_own():
-    out = rewritten("void f() { threadgroup float a; } void g() { if (1) { threadgroup int b[2][3]; } threadgroup S s; }")
+    out = rewritten(
+        "void f() { threadgroup float a; } void g() { if (1) { threadgroup int b[2][3]; } threadgroup S s; }"
+    )
     for n, name in enumerate("abs"):
         assert f"auto& {name} = msl_storage_{n}_.{name};" in out
 
@@ -345,11 +385,19 @@ def test_threadgroup_storage_of_a_type_defined_there_is_found():
 
 
 def test_a_cast_to_threadgroup_memory_declares_nothing():
-    assert scan("void f(thread char* p) { auto q = (threadgroup float*)p; g((threadgroup int*)q, sizeof(int)); }").edits == []
+    assert (
+        scan(
+            "void f(thread char* p) { auto q = (threadgroup float*)p; g((threadgroup int*)q, sizeof(int)); }"
+        ).edits
+        == []
+    )
 
 
 def test_a_static_member_in_constant_memory_becomes_storage():
-    assert rewritten("struct S { static constant int N = 3; };") == "struct S { static const __global int N = 3; };"
+    assert (
+        rewritten("struct S { static constant int N = 3; };")
+        == "struct S { static const __global int N = 3; };"
+    )
 
 
 def test_a_method_on_constant_memory_serves_objects_anywhere():
@@ -396,10 +444,14 @@ def test_a_function_constant_is_told():
     ],
 )
 def test_branches_of_a_conditional_are_marked(source, wanted):
-    assert rewritten(f"void f() {{ {source} }}") == f"void f() {{ {wanted} }}".replace("(b ", "(msl_branch(), ")
+    assert rewritten(f"void f() {{ {source} }}") == f"void f() {{ {wanted} }}".replace(
+        "(b ", "(msl_branch(), "
+    )
 
 
-@pytest.mark.parametrize("source", ["x = c ? a;", "x = c ? a }", "f(c ? a)", "x = c ?", "a<c ? 1 + N : 2> b;"])
+@pytest.mark.parametrize(
+    "source", ["x = c ? a;", "x = c ? a }", "f(c ? a)", "x = c ?", "a<c ? 1 + N : 2> b;"]
+)
 def test_what_may_be_no_conditional_is_left_alone(source):
     assert scan(f"void f() {{ {source} }}").edits == []
 
@@ -413,11 +465,10 @@ def test_half_typed_source_is_passed_over():
 
 
 def test_no_text_makes_the_scanner_fail(rng):
-    pieces = (
-        "kernel void f g device constant threadgroup thread float int struct union enum template typedef namespace "
-        "static constexpr const using operator class public ( ) { } [ ] [[ ]] < > , ; : :: = * & + . 1 4u \"s\" "
-        "host_name buffer if for return S T alignas inline extern auto thread_position_in_grid [[kernel]]"
-    ).split()
+    pieces = """kernel void f g device constant threadgroup thread float int struct union enum template
+        typedef namespace static constexpr const using operator class public ( ) { } [ ] [[ ]] < > , ; : :: = * &
+        + . ? 1 4u "s" host_name buffer if for return S T alignas inline extern auto thread_position_in_grid
+        [[kernel]]""".split()  # noqa: SIM905
     for _ in range(400):
         source = " ".join(rng.choice(pieces, rng.integers(1, 40)))
         print(source)
@@ -427,8 +478,10 @@ def test_no_text_makes_the_scanner_fail(rng):
 
 def test_a_source_cut_anywhere_is_read():
     source = (
-        "constant float t[2] = {1, 2}; struct S { int a; union { int b; }; }; namespace n { template <class T> struct V { T x; }; }"
-        ' template <class T> kernel void f(device T* x [[buffer(0)]], constant S& s) { threadgroup float g[4], h; x[0] = s.a; }'
+        "constant float t[2] = {1, 2}; struct S { int a; union { int b; }; }; namespace n { template <class "
+        "T> struct V { T x; }; }"
+        " template <class T> kernel void f(device T* x [[buffer(0)]], constant S& s) { threadgroup float "
+        "g[4], h; x[0] = s.a; }"
         ' template [[host_name("ff")]] kernel void f<float>(device float*, constant S&); kernel void k() {}'
     )
     for end in range(len(source)):

@@ -40,7 +40,9 @@ def test_brackets_in_strings_and_characters_are_text():
     assert texts("""f("{(\\"[", '}', ')');""") == ["f", "(", '"{(\\"["', ",", "'}'", ",", "')'", ")", ";"]
 
 
-@pytest.mark.parametrize("number", ["0", "1.5f", ".5h", "1e-3f", "0x1p-3", "0xffu", "1'000'000", "3.f", "2.0bf"])
+@pytest.mark.parametrize(
+    "number", ["0", "1.5f", ".5h", "1e-3f", "0x1p-3", "0xffu", "1'000'000", "3.f", "2.0bf"]
+)
 def test_a_number_is_one_token(number):
     assert [(t.kind, t.text) for t in tokenize(f"x={number};")][2] == ("number", number)
 
@@ -65,7 +67,9 @@ def test_closing_angles_stay_apart():
     assert texts("vec<vec<T, 2>>") == ["vec", "<", "vec", "<", "T", ",", "2", ">", ">"]
 
 
-@pytest.mark.parametrize("operator", ["::", "->", "++", "--", "<<", "<=", "==", "!=", "&&", "||", "+=", "..."])
+@pytest.mark.parametrize(
+    "operator", ["::", "->", "++", "--", "<<", "<=", "==", "!=", "&&", "||", "+=", "..."]
+)
 def test_operators_of_several_characters_are_one_token(operator):
     assert texts(f"a {operator} b") == ["a", operator, "b"]
 
@@ -91,8 +95,8 @@ def test_unknown_characters_are_tokens_of_their_own():
 
 
 def test_offsets_cut_the_tokens_out_of_the_text(rng):
-    pieces = ["float", "x1", "[[", "]]", "[", "]", "(", ")", "{", "}", "<", ">", "::", "1.5f", '"s"', "'c'", '"',
-              "'", "/*", "*/", "//", "\n", " ", "\t", "#", "\\", ";", "é", "...", "=="]  # fmt: skip
+    pieces = ["float", "x1", "[[", "]]", "[", "]", "(", ")", "{", "}", "<", ">", "::", "1.5f", '"s"', "'c'",
+              '"', "'", "/*", "*/", "//", "\n", " ", "\t", "#", "\\", ";", "é", "...", "=="]  # fmt: skip
     for _ in range(200):
         source = "".join(rng.choice(pieces, rng.integers(0, 30)))
         last = 0

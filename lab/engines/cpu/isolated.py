@@ -7,9 +7,11 @@ what it wrote; whatever the kernel does, it does to that child.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import pickle
+import select
 import signal
 import struct
 import subprocess
@@ -21,7 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ...errors import EngineError, KernelFault
+from ...errors import EngineError, KernelFault, LabError
 from ..protocol import Argument, Geometry
 
 
@@ -42,6 +44,12 @@ class Helper:
         self._process: subprocess.Popen[bytes] | None = None
         self._busy = threading.Lock()
         atexit.register(self.stop)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin_after_fork)
+
+    def _begin_after_fork(self) -> None:
+        self._busy = threading.Lock()
+        self._process = None  # the parent's, which serves the parent
 
     def run(
         self,
@@ -64,10 +72,10 @@ class Helper:
                 raise
         if isinstance(answer, BaseException):
             raise answer
-        if isinstance(answer, int):
-            name = signal.Signals(answer).name if answer in iter(signal.Signals) else f"code {answer}"
+        if isinstance(answer, str):
             raise KernelFault(
-                f"Kernel '{kernel}' brought down the process it was isolated in ({name}); this one is untouched."
+                f"Kernel '{kernel}' brought down the process it was isolated in ({answer}); "
+                "this one is untouched."
             )
         return answer
 
@@ -76,10 +84,15 @@ class Helper:
             command = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
             try:
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=_environment()
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,
+                    env=_environment(),
                 )
             except OSError as problem:
-                raise EngineError(f"The process to isolate kernels in could not be started: {problem}.") from None
+                text = f"The process to isolate kernels in could not be started: {problem}."
+                raise EngineError(text) from None
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         _send(process.stdin, pickle.dumps(request))
@@ -88,8 +101,9 @@ class Helper:
     def stop(self) -> None:
         """End the helper and its child, if there is one."""
         process, self._process = self._process, None
-        if process is not None and process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        if process is not None and process.returncode is None:  # not waited for: its group is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
@@ -143,20 +157,49 @@ def serve() -> None:
                 stream.write(pickle.dumps(_launch(request)))
             os._exit(0)
         os.close(writing)
-        with os.fdopen(reading, "rb") as stream:
-            answer = stream.read()
+        with os.fdopen(reading, "rb", buffering=0) as stream:
+            answer = _await(stream, source)
+        if answer is None:
+            os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
+        if answer is None:
+            return
         if status:
-            answer = pickle.dumps(os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+            answer = pickle.dumps(_ending(status))
         _send(sink, answer)
 
 
-def _launch(request: Request) -> Any:
-    from ...errors import LabError
+def _await(stream: IO[bytes], source: IO[bytes]) -> bytes | None:
+    """All of ``stream``; None when ``source`` ends first, because the process that asked is gone."""
+    parts: list[bytes] = []
+    while True:
+        ready, _, _ = select.select([stream, source], [], [])
+        if stream not in ready:  # nobody asks before the last answer is there
+            return None
+        part = stream.read(1 << 20)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
 
+
+def _ending(status: int) -> str:
+    """How a process ended, in words."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _launch(request: Request) -> Any:
     try:
         executable = pickle.loads(request.executable)
         binding = executable.bind(request.arguments)
-        return binding.launch(request.geometry, request.threadgroup_memory, lambda _, block: block.data.copy())
+        memory = request.threadgroup_memory
+        return binding.launch(request.geometry, memory, lambda _, block: block.data.copy())
     except LabError as problem:
         return problem
+    except Exception as problem:
+        return EngineError(f"The launch in a process of its own failed: {problem!r}.")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+import os
+import resource
 import threading
 from dataclasses import dataclass
 
@@ -19,7 +21,6 @@ from ...errors import EngineError
 from .native import Runtime, runtime
 
 _RANGE = 128 << 30
-_SMALLEST = 1 << 30  # where the system does not give more address space
 _PATTERN = 0xA5
 _PATTERNS = bytes([_PATTERN]) * (2 * mmap.PAGESIZE)
 _KEEP = 32 << 20  # bytes that free ranges may keep open in all, so that the next buffer finds its pages there
@@ -51,10 +52,11 @@ class Block:
             if self._open:
                 memory.decommit(self._base, self._open)
                 self._open = 0
-            if self._base + size > self.range.stop or memory.commit(self._base, size) != 0:
+            if memory.commit(self._base, size) != 0:
                 raise EngineError(f"There is no memory for a buffer of {nbytes} bytes.")
             self._open = size
-            self._pages = np.frombuffer((ctypes.c_uint8 * size).from_address(self._base), np.uint8)
+            opened = (ctypes.c_uint8 * size).from_address(self._base)
+            self._pages = np.frombuffer(memoryview(opened), np.uint8)
         offset = (size - nbytes) & ~15
         self.address, self.nbytes = self._base + offset, nbytes
         self._pages[:offset] = _PATTERN
@@ -71,6 +73,10 @@ class Block:
         if changed.size:
             return Stray(int(changed[-1]) - offset)
         return Stray(self.nbytes + int(np.flatnonzero(after != _PATTERN)[0]))
+
+    def holds(self, nbytes: int) -> bool:
+        """Whether its range is wide enough for ``nbytes`` bytes."""
+        return self._base + nbytes + mmap.PAGESIZE <= self.range.stop
 
     @property
     def open_bytes(self) -> int:
@@ -90,12 +96,15 @@ class Arena:
         self._memory = runtime()
         self._free: list[Block] = []
         self._lock = threading.Lock()
-        self._span = _RANGE
+        self._span = _widest()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin_after_fork)
 
     def take(self, nbytes: int) -> Block:
         """A block of ``nbytes`` bytes; give it back with ``give``. Raises EngineError without memory."""
         with self._lock:
-            block = self._free.pop(self._best(nbytes)) if self._free else self._reserve()
+            best = self._best(nbytes)
+            block = self._reserve(nbytes) if best is None else self._free.pop(best)
         try:
             block.prepare(nbytes, self._memory)
         except EngineError:
@@ -110,18 +119,32 @@ class Arena:
                 block.close(self._memory)
             self._free.append(block)
 
-    def _best(self, nbytes: int) -> int:
-        """Index of the free block whose open pages are nearest to ``nbytes``."""
-        return min(range(len(self._free)), key=lambda i: abs(self._free[i].open_bytes - nbytes))
+    def _best(self, nbytes: int) -> int | None:
+        """Index of the free block whose open pages are nearest to ``nbytes``, if one holds them."""
+        fit = [i for i, block in enumerate(self._free) if block.holds(nbytes)]
+        return min(fit, key=lambda i: abs(self._free[i].open_bytes - nbytes)) if fit else None
 
-    def _reserve(self) -> Block:
+    def _reserve(self, nbytes: int) -> Block:
+        unit = 4 * mmap.PAGESIZE
+        least = -(-(2 * nbytes + unit) // unit) * unit
         while True:
-            start = self._memory.reserve(self._span)
+            span = max(self._span, least)
+            start = self._memory.reserve(span)
             if start:
-                return Block(start, self._span)
-            if self._free or self._span <= _SMALLEST:
-                raise EngineError("The system gives this process no more address space.")
-            self._span //= 4
+                return Block(start, span)
+            if span == least:
+                raise EngineError(f"There is no address space for a buffer of {nbytes} bytes.")
+            self._span = self._span // 4 // unit * unit
+
+    def _begin_after_fork(self) -> None:
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+
+
+def _widest() -> int:
+    """Bytes per range: where address space is rationed (``ulimit -v``), most of it is left to others."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    unit = 4 * mmap.PAGESIZE
+    return _RANGE if limit == resource.RLIM_INFINITY else min(_RANGE, limit // 64 // unit * unit)
 
 
 @functools.cache

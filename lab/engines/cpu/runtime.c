@@ -7,7 +7,12 @@
 
 #include "runtime.h"
 
+#include <sys/resource.h>
+
 enum { MAX_WORKERS = 256, STACK = 4 << 20, GUARD = 1 << 20, ALTERNATE = 64 << 10 };
+
+// Around each stack, where address space is not rationed: an index into a private array wrong by 32 bits faults.
+static const size_t AROUND = (size_t)64 << 30;
 
 static Worker workers[MAX_WORKERS];
 static int worker_count;
@@ -29,9 +34,14 @@ static Worker* self(void) {
 
 int lab_claim_fault(Job* job, int32_t what) {
     int32_t expected = RUNNING;
-    if (!atomic_compare_exchange_strong(&job->state, &expected, FAULTED)) return 0;
-    job->signal = what;
-    return 1;
+    Worker* w = self();
+    if (w) w->telling = 1;
+    if (atomic_compare_exchange_strong(&job->state, &expected, FAULTED)) {
+        job->signal = what;
+        return 1;
+    }
+    if (w) w->telling = 0;
+    return 0;
 }
 
 static void on_signal(int number, siginfo_t* info, void* context) {
@@ -46,6 +56,10 @@ static void on_signal(int number, siginfo_t* info, void* context) {
                 char* address = (char*)info->si_addr;
                 int fibers = job->run_groups == NULL;
                 job->address = (uint64_t)(uintptr_t)address;
+#if defined(__linux__) && defined(__x86_64__)
+                // An address that no memory can have comes without the address.
+                if (number == SIGSEGV && info->si_code == SI_KERNEL) job->address = UINT64_MAX;
+#endif
                 job->group = w->group;
                 job->thread = fibers ? lab_fiber_thread(w->fibers) : -1;
                 job->region = fibers ? lab_fiber_region(w->fibers, address)
@@ -63,6 +77,7 @@ static void on_signal(int number, siginfo_t* info, void* context) {
 
 static void run(Worker* w, Job* job) {
     w->job = job;
+    w->telling = 0;
     if (sigsetjmp(w->escape, 1) == 0) {
         while (atomic_load_explicit(&job->state, memory_order_relaxed) == RUNNING) {
             uint64_t first = atomic_fetch_add_explicit(&job->next, job->chunk, memory_order_relaxed);
@@ -79,6 +94,13 @@ static void run(Worker* w, Job* job) {
     w->in_kernel = 0;
 }
 
+// Get every worker out of the dispatch's kernel. With the lock held; one that is just entering is missed.
+static void expel(const Job* job) {
+    for (int i = 0; i < worker_count; ++i)
+        if (workers[i].job == job && workers[i].in_kernel && !workers[i].telling)
+            pthread_kill(workers[i].thread, SIGURG);
+}
+
 static void* serve(void* argument) {
     Worker* w = argument;
     stack_t alternate = {.ss_sp = w->alternate, .ss_size = ALTERNATE, .ss_flags = 0};
@@ -92,6 +114,7 @@ static void* serve(void* argument) {
         pthread_mutex_unlock(&lock);
         run(w, job);
         pthread_mutex_lock(&lock);
+        if (atomic_load(&job->state) != RUNNING) expel(job);  // others may wait for what this one did not do
         if (--job->active == 0 && (job->wanted == 0 || atomic_load(&job->next) >= job->total ||
                                    atomic_load(&job->state) != RUNNING)) {
             job->wanted = 0;
@@ -119,6 +142,17 @@ static void handlers(int install) {
     }
 }
 
+char* lab_reserve_around(size_t size) {
+    struct rlimit limit;
+    int rationed = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    for (size_t around = rationed ? GUARD : AROUND;; around /= 4) {
+        if (around < GUARD) around = 0;
+        char* memory = mmap(NULL, size + 2 * around, PROT_NONE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+        if (memory != MAP_FAILED) return memory + around;
+        if (!around) return NULL;
+    }
+}
+
 // Start `count` workers. Called once per process, and again in a forked child. Returns how many run.
 int lab_start(int count) {
     pthread_mutex_init(&lock, NULL);
@@ -137,9 +171,8 @@ int lab_start(int count) {
         memset(w, 0, sizeof *w);
         w->fibers = fibers;
         size_t size = (size_t)GUARD + STACK + ALTERNATE;
-        char* memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
-        if (memory == MAP_FAILED) break;
-        mprotect(memory, GUARD, PROT_NONE);
+        char* memory = lab_reserve_around(size);
+        if (!memory || mprotect(memory + GUARD, STACK + ALTERNATE, PROT_READ | PROT_WRITE) != 0) break;
         w->stack = memory;
         w->alternate = memory + GUARD + STACK;
         pthread_attr_t attributes;
@@ -174,6 +207,7 @@ int lab_wait(Job* job, uint64_t nanoseconds, int seen) {
     int timed_out = 0;
     while (!is_done(job) && !timed_out) timed_out = pthread_cond_timedwait(&done, &lock, &until) != 0;
     int result = is_done(job);
+    if (!result && atomic_load(&job->state) != RUNNING) expel(job);
     pthread_mutex_unlock(&lock);
     if (result) handlers(0);
     return result;
@@ -195,18 +229,19 @@ int lab_run(Job* job, uint64_t nanoseconds) {
     return lab_wait(job, nanoseconds, seen);
 }
 
-// Stop the dispatch: workers leave their kernels where they are. `lab_wait` still has to be called.
+// Stop the dispatch: workers leave their kernels where they are. Returns when all have, so that a second
+// interruption finds nothing left half done.
 void lab_cancel(Job* job) {
     int32_t expected = RUNNING;
     atomic_compare_exchange_strong(&job->state, &expected, CANCELLED);
     pthread_mutex_lock(&lock);
     if (current == job) {
         job->wanted = 0;
-        for (int i = 0; i < worker_count; ++i)
-            if (workers[i].job == job && workers[i].in_kernel) pthread_kill(workers[i].thread, SIGURG);
         if (job->active == 0) current = NULL;
+        expel(job);
     }
     pthread_mutex_unlock(&lock);
+    while (!lab_wait(job, 5000000, 0)) continue;
 }
 
 // ---- memory for buffers that kernels write: reserved ranges with no access around what is used -------------

@@ -55,6 +55,7 @@ typedef struct Worker {
     pthread_t thread;
     sigjmp_buf escape;
     volatile sig_atomic_t in_kernel;
+    volatile sig_atomic_t telling;  // it writes down a fault, and leaves the kernel by itself
     Job* volatile job;
     volatile uint64_t group;
     char *stack, *alternate;
@@ -63,6 +64,9 @@ typedef struct Worker {
 
 // The first of several things to go wrong is the one that is told.
 int lab_claim_fault(Job* job, int32_t what);
+
+// `size` bytes of address space in the middle of much more, all of it without access. NULL where there is none.
+char* lab_reserve_around(size_t size);
 
 // fibers.c
 void lab_run_fibers(Worker* worker, Job* job, uint64_t first, uint64_t count);

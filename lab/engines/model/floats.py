@@ -84,12 +84,13 @@ class Format:
             return NAN
         if value == 0.0 or math.isinf(value) or self.bits == 64:
             return value
+        most = math.ldexp(1.0, self.bias + 1)
+        if abs(value) >= most:
+            return math.copysign(_INFINITY, value)
         exponent = max(math.frexp(value)[1] - 1, 1 - self.bias)
         unit = exponent - self.fraction  # the last place is 2 ** unit
         rounded = math.ldexp(round(math.ldexp(value, -unit)), unit)
-        if abs(rounded) >= math.ldexp(1.0, self.bias + 1):
-            return math.copysign(_INFINITY, value)
-        return math.copysign(rounded, value)
+        return math.copysign(_INFINITY if abs(rounded) >= most else rounded, value)
 
     def from_int(self, value: int) -> float:
         """An integer to the nearest of the format."""

@@ -1,6 +1,6 @@
 """Memory of a dispatch: separate objects far from each other, and values as bytes in them.
 
-An address is a number. Each object lies in the middle of a slot of 64 GiB of its own, so that an index
+An address is a number. Each object lies in the middle of a slot of 256 GiB of its own, so that an index
 wrong by up to 32 bits stays in the slot, and the fault can say what object was missed, and by how much.
 """
 
@@ -26,7 +26,8 @@ from .floats import FORMATS
 
 __all__ = ["Codec", "Memory", "Object", "codec"]
 
-_SLOT_BITS = 36
+_SLOT_BITS = 38
+_SLOTS = 1 << (63 - _SLOT_BITS)
 
 
 @dataclass(slots=True)
@@ -55,16 +56,16 @@ class Memory:
         self, name: str, data: bytearray, *, skew: int = 0, read_only: bool = False, buffer: int | None = None
     ) -> Object:
         """Place ``data`` (kept, not copied) ``skew`` bytes past a multiple of 4096."""
-        if self._next >> (63 - _SLOT_BITS):
-            raise Unmodelled("so many stack variables in one dispatch")
+        while self._next in self._objects:
+            self._next = self._next % (_SLOTS - 1) + 1
         address = (self._next << _SLOT_BITS) + (1 << (_SLOT_BITS - 1)) + skew
         placed = Object(name, address, data, read_only, buffer)
         self._objects[self._next] = placed
-        self._next += 1
+        self._next = self._next % (_SLOTS - 1) + 1
         return placed
 
     def remove(self, placed: Object) -> None:
-        """Take an object away; its addresses are not used again."""
+        """Take an object away; its addresses are not used again for a long time."""
         del self._objects[placed.slot]
 
     def locate(self, address: int, size: int, write: bool) -> tuple[bytearray, int]:

@@ -1,0 +1,276 @@
+"""A session: the kernels a system runs with, each replaceable by name, and the running of plans."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..engines import registry
+from ..errors import ArgumentError
+from ..kernel import Kernel, Library, compile
+from .contract import Block, System, refusal
+from .plan import SCRATCH, Dispatch, Plan
+
+Arrays = dict[str, mx.array]
+
+_DUMMY_BYTES = 16  # what an empty buffer is bound as: Metal has none, and no kernel reads it
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What ``Session.replace`` did: ``names`` now run from the new source, ``ignored`` are none of the
+    system's kernels and were left aside. Iterating gives the names."""
+
+    system: str
+    names: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __str__(self) -> str:
+        text = f"{self.system} now runs {', '.join(self.names)} from here."
+        if self.ignored:
+            be = "is not a kernel" if len(self.ignored) == 1 else "are not kernels"
+            text += f" Ignored: {', '.join(self.ignored)}, which {be} of {self.system}."
+        return text
+
+
+class Session:
+    """The kernels of a system, as shipped or replaced by name, on one engine.
+
+    A replaced kernel runs in the form that guards memory, so that its mistakes reach no array but those it
+    writes; a shipped one runs in place. ``guarded`` True or False says so for all of them.
+    """
+
+    def __init__(self, system: System, engine: str = "auto", *, guarded: bool | None = None) -> None:
+        self.system = system
+        self.engine = registry.engine(engine).name
+        self.guarded = guarded
+        self._shipped: dict[str, Kernel] = {}
+        self._replaced: dict[str, Kernel] = {}
+        self._scratch: Arrays = {}
+
+    # ---- kernels by name -------------------------------------------------------------------------------
+
+    @property
+    def replaced(self) -> Mapping[str, Kernel]:
+        """The replaced kernels by name."""
+        return dict(self._replaced)
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel that runs under ``name``. Raises ArgumentError for a name the system does not have."""
+        return self._replaced[name] if name in self._replaced else self.shipped(name)
+
+    def shipped(self, name: str) -> Kernel:
+        """The system's own kernel, replaced or not. Raises ArgumentError where there is none."""
+        if name not in self.system.contracts:
+            raise ArgumentError(self._unknown([name]))
+        if name not in self._shipped:
+            self._read_shipped()
+        if name not in self._shipped:
+            raise ArgumentError(
+                f"{self.system.name} ships no kernel '{name}' here: its files are incomplete."
+            )
+        return self._shipped[name]
+
+    def replace(
+        self, source: str | Path | Library | Kernel, names: str | Iterable[str] | None = None, **options: Any
+    ) -> Replacement:
+        """Let kernels of ``source`` take the place of those of the same names, all or none.
+
+        ``source`` is MSL text, the path of a ``.metal`` file, a library or a kernel; ``options`` are those
+        of ``lab.compile``. ``names`` takes only some of its kernels. Kernels of other names are ignored, and
+        listed in the result. Raises CompileError, or ArgumentError where nothing in ``source`` bears a name
+        of the system's or a kernel does not fit its contract: other buffers, types or indices.
+        """
+        found = self._kernels_of(source, options)
+        if names is not None:
+            chosen = [names] if isinstance(names, str) else list(names)
+            lacking = [name for name in chosen if name not in found]
+            if lacking:
+                raise ArgumentError(f"There is no kernel '{lacking[0]}' in it: it has {_listed(found)}.")
+            found = {name: found[name] for name in chosen}
+        mine = {name: kernel for name, kernel in found.items() if name in self.system.contracts}
+        if not mine or (names is not None and len(mine) < len(found)):
+            raise ArgumentError(self._unknown([name for name in found if name not in mine]))
+        refused = [text for kernel in mine.values() if (text := refusal(self.system, kernel.signature))]
+        if refused:
+            raise ArgumentError("\n".join(refused))
+        self._replaced.update(mine)
+        return Replacement(self.system.name, tuple(mine), tuple(name for name in found if name not in mine))
+
+    def restore(self, *names: str) -> tuple[str, ...]:
+        """Put shipped kernels back: those named, or all. Returns the names that were replaced before."""
+        unknown = [name for name in names if name not in self.system.contracts]
+        if unknown:
+            raise ArgumentError(self._unknown(unknown))
+        back = tuple(name for name in names or tuple(self._replaced) if name in self._replaced)
+        for name in back:
+            del self._replaced[name]
+        return back
+
+    def _kernels_of(
+        self, source: str | Path | Library | Kernel, options: Mapping[str, Any]
+    ) -> dict[str, Kernel]:
+        if isinstance(source, Kernel):
+            return {source.name: source}
+        if not isinstance(source, Library):
+            source = compile(source, **{"engine": self.engine, **options})
+        elif options:
+            raise ArgumentError(
+                f"A library is compiled already: {', '.join(options)} cannot be set any more."
+            )
+        if not source:
+            raise ArgumentError("There is no kernel in the source.")
+        return dict(source)
+
+    def _read_shipped(self) -> None:
+        for source in self.system.sources:
+            library = compile(
+                source.path, include=source.include, defines=dict(source.defines), engine=self.engine
+            )
+            for name, kernel in library.items():
+                self._shipped.setdefault(name, kernel)
+
+    def _unknown(self, names: list[str]) -> str:
+        known = list(self.system.contracts)
+        close = difflib.get_close_matches(names[0], known, 1)
+        hint = f" Did you mean {close[0]}?" if close else f" It has {', '.join(known)}."
+        return f"{self.system.name} has no kernel {_listed(names, 'nor ')}.{hint}"
+
+    # ---- running ---------------------------------------------------------------------------------------
+
+    def execute(self, plan: Plan, arrays: Arrays) -> list[float]:
+        """Run all dispatches of ``plan``; the seconds each took.
+
+        ``arrays`` holds the plan's state, input and output buffers; what is written is written into these
+        arrays, or, where a kernel runs guarded, replaced in the mapping. Scratch is the session's own.
+        """
+        bound = {**arrays, **self._scratch_for(plan)}
+        seconds = []
+        try:
+            for dispatch in plan.dispatches:
+                started = time.perf_counter()
+                bound.update(self.run_dispatch(dispatch, bound, guarded=self.guarded, plan=plan))
+                seconds.append(time.perf_counter() - started)
+        finally:
+            for name, array in bound.items():
+                (arrays if name in arrays else self._scratch)[name] = array
+        return seconds
+
+    def run_dispatch(
+        self,
+        dispatch: Dispatch,
+        arrays: Mapping[str, mx.array],
+        *,
+        guarded: bool | None = None,
+        plan: Plan | None = None,
+        kernel: Kernel | None = None,
+    ) -> Arrays:
+        """Run one dispatch; the arrays it wrote by buffer name: new ones (guarded), or the very arrays.
+
+        Every buffer that the kernel could write is among them, of the system's or not. Host operations
+        take the shapes of ``plan``. ``kernel`` runs in place of the session's.
+        """
+        if dispatch.host:
+            return self._run_host(dispatch, arrays, guarded=bool(guarded), plan=plan)
+        chosen = kernel or self.kernel(dispatch.kernel)
+        if guarded is None:
+            guarded = chosen is not self._shipped.get(dispatch.kernel)
+        given = [self._argument(name, dispatch, arrays) for name in dispatch.buffers]
+        size: dict[str, Any] = {"threadgroup": dispatch.threadgroup}
+        size["grid" if dispatch.grid else "groups"] = dispatch.grid or dispatch.groups
+        run = chosen if guarded else chosen.run_
+        results = run(*given, **size)
+        written = [p.index or 0 for p in chosen.signature.buffers if chosen.signature.writes(p)]
+        values = list(results) if len(written) > 1 else [results]
+        names = [dispatch.buffers[index] for index in written]
+        return {n: v for n, v in zip(names, values, strict=True) if n in arrays and arrays[n].size}
+
+    def _argument(self, name: str, dispatch: Dispatch, arrays: Mapping[str, mx.array]) -> Any:
+        if name in dispatch.constants:
+            value = dispatch.constants[name]
+            kind = self.system.types[name]
+            return kind.pack(value) if isinstance(kind, Block) and isinstance(value, Mapping) else value
+        if name not in arrays:
+            raise ArgumentError(f"Dispatch {dispatch.kernel} needs the buffer '{name}', which was not given.")
+        array = arrays[name]
+        return array if array.size else mx.zeros(_DUMMY_BYTES // array.dtype.size, dtype=array.dtype)
+
+    def _run_host(
+        self, dispatch: Dispatch, arrays: Mapping[str, mx.array], *, guarded: bool, plan: Plan | None
+    ) -> Arrays:
+        operation = self.system.hosts[dispatch.host]
+        if self.engine != "cpu":
+            return dict(operation(dispatch, dict(arrays), self.engine))
+        views: dict[str, Any] = {}
+        for name in dispatch.buffers:
+            view = np.asarray(arrays[name])
+            if guarded and name in dispatch.writes:
+                view = view.copy()
+            if plan is not None:  # scratch may be larger than this chunk needs
+                shape = plan.buffers[name].shape
+                view = view.reshape(-1)[: int(np.prod(shape))].reshape(shape)
+            views[name] = view
+        results = operation(dispatch, views, self.engine)
+        for name in dispatch.writes:
+            if results[name] is not views[name]:
+                views[name][...] = results[name]
+        if guarded:
+            return {name: mx.array(views[name]) for name in dispatch.writes}
+        return {name: arrays[name] for name in dispatch.writes}
+
+    def _scratch_for(self, plan: Plan) -> Arrays:
+        """The session's scratch, grown to what ``plan`` needs: flat arrays, of which it uses the start."""
+        scratch = {}
+        for name, buffer in plan.buffers.items():
+            if buffer.role == SCRATCH:
+                if name not in self._scratch or self._scratch[name].size < buffer.size:
+                    self._scratch[name] = mx.zeros(buffer.size, dtype=getattr(mx, buffer.dtype))
+                    mx.eval(self._scratch[name])
+                scratch[name] = self._scratch[name]
+        return scratch
+
+    def __repr__(self) -> str:
+        changed = f", replaced: {', '.join(self._replaced)}" if self._replaced else ""
+        return f"<{self.system.name} session on {self.engine}{changed}>"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A replaced kernel beside the shipped one, on the same inputs, over a whole trace.
+
+    ``deviation`` and ``shipped_deviation`` are the largest relative deviations from the reference;
+    ``differing`` counts elements (of ``elements``) in which the two differ in any bit; times are in
+    seconds, of all its dispatches together.
+    """
+
+    kernel: str
+    deviation: float
+    shipped_deviation: float
+    differing: int
+    elements: int
+    seconds: float
+    shipped_seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernel}: {self.deviation:.1e} from the reference (shipped {self.shipped_deviation:.1e}), "
+            f"{self.differing} of {self.elements} defined elements differ, "
+            f"{self.seconds * 1e6:.0f} us (shipped {self.shipped_seconds * 1e6:.0f} us)"
+        )
+
+
+def _listed(names: Iterable[str], joint: str = "") -> str:
+    return f", {joint}".join(f"'{name}'" for name in names)

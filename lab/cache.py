@@ -18,6 +18,7 @@ import platformdirs
 
 LIMIT = 512 << 20  # bytes kept in all; the longest unused go first
 
+_DIGEST = 32  # bytes of SHA-256 that an entry begins with
 _CHECK_EVERY = 16  # files written between two looks at the folder's size
 
 
@@ -44,11 +45,14 @@ class Cache:
         self._written = 0
 
     def get(self, name: str) -> bytes | None:
-        """The entry's bytes, or None. Counts as a use."""
+        """What was put under this name, or None: also where the disk lost a part of it. Counts as a use."""
         path = self.root / name
         try:
-            data = path.read_bytes()
+            entry = path.read_bytes()
         except OSError:
+            return None
+        digest, data = entry[:_DIGEST], entry[_DIGEST:]
+        if digest != hashlib.sha256(data).digest():
             return None
         self._touch(path)
         return data
@@ -59,6 +63,8 @@ class Cache:
         if not path.exists():
             with self._beside() as fresh:
                 make(fresh)
+                with fresh.open("rb") as file:
+                    os.fsync(file.fileno())  # it has no digest: the name must never stand for half of it
                 os.replace(fresh, path)
             self._evict()
         else:
@@ -69,7 +75,7 @@ class Cache:
         """Keep ``data``. A full disk or a read-only folder is no error: the entry is made anew next time."""
         with contextlib.suppress(OSError):
             with self._beside() as fresh:
-                fresh.write_bytes(data)
+                fresh.write_bytes(hashlib.sha256(data).digest() + data)
                 os.replace(fresh, self.root / name)
             self._evict()
 

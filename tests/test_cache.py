@@ -39,6 +39,15 @@ def test_a_second_put_takes_the_place_of_the_first(store):
     assert store.get("a") == b"two"
 
 
+@pytest.mark.parametrize("left", [b"", b"da", b"\0" * 36], ids=["nothing", "a part", "zeros"])
+def test_an_entry_that_the_disk_lost_is_none(store, left):
+    store.put("a", b"data")
+    (store.root / "a").write_bytes(left)
+    assert store.get("a") is None
+    store.put("a", b"data")
+    assert store.get("a") == b"data"
+
+
 def test_a_path_is_made_once(store):
     made = []
 
@@ -54,11 +63,10 @@ def test_a_path_is_made_once(store):
 def test_a_file_that_is_being_made_is_not_seen(store):
     def make(path: Path) -> None:
         path.write_bytes(b"half")
-        assert store.get("a") is None
+        assert not (store.root / "a").exists()
         path.write_bytes(b"whole")
 
-    store.path("a", make)
-    assert store.get("a") == b"whole"
+    assert store.path("a", make).read_bytes() == b"whole"
 
 
 def test_a_failed_making_leaves_nothing(store):
@@ -113,6 +121,7 @@ def test_a_use_keeps_an_entry(tmp_path):
         store.put(str(i), bytes(1000))
         os.utime(tmp_path / str(i), (i, i))
     assert "kept" in names(store)
+    assert "1" not in names(store)
 
 
 def test_a_path_in_use_is_kept(tmp_path):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .cfg import Belongs
+from .instructions import Phi
 from .module import Function, MetadataReference, Module
 
 __all__ = ["loops_of_source"]
@@ -20,8 +21,11 @@ __all__ = ["loops_of_source"]
 def loops_of_source(module: Module, function: Function) -> Belongs:
     """For ``ControlFlow.of``: does a block lie in a loop of the source though not in its natural body?"""
     layout = {block.label: index for index, block in enumerate(function.blocks)}
+    # A phi that replaces a variable has the place of some assignment to it, which may lie anywhere.
     places = {
-        block.label: next(filter(None, (_places(module, i.debug) for i in block.instructions)), ())
+        block.label: next(
+            filter(None, (_places(module, i.debug) for i in block.instructions if not isinstance(i, Phi))), ()
+        )
         for block in function.blocks
     }
     extents = {

@@ -13,7 +13,7 @@ import numpy as np
 from .. import resources
 from ..errors import ArgumentError
 from ..systems.contract import Block, Contract, Source, System
-from ..systems.plan import INPUT, OUTPUT, SCRATCH, STATE, Buffer, Dispatch, Field, Plan, whole
+from ..systems.plan import INPUT, OUTPUT, SCRATCH, STATE, Buffer, Dispatch, Field, Plan
 from .sizes import MAX_ROWS, Sizes
 
 PIECES = 8  # of a row's near columns, in o1c_sum
@@ -225,9 +225,7 @@ def buffers(sizes: Sizes, path: str, k: int, rows: int) -> Mapping[str, Buffer]:
 
     def plain(name: str, *terms: tuple[str, int], role: str = STATE, tolerance: Any = (0.0, "")) -> Buffer:
         shape = tuple(size for _, size in _joined(terms))
-        return Buffer(
-            name, "float32", shape, role, (whole(*terms, tolerance=tolerance[0], why=tolerance[1]),)
-        )
+        return Buffer.whole(name, "float32", shape, role, terms, *tolerance)
 
     def scratch(name: str, *terms: tuple[str, int], tolerance: Any) -> Buffer:
         return plain(name, *terms, role=SCRATCH, tolerance=tolerance)
@@ -318,7 +316,7 @@ def buffers(sizes: Sizes, path: str, k: int, rows: int) -> Mapping[str, Buffer]:
 def _roundings(terms: int) -> float:
     """How many roundings a sum of ``terms`` may be off, in whatever order it was made: a few, and what so
     many independent ones come to, three times over."""
-    return 8 + 2 * terms**0.5
+    return 4 + terms**0.5
 
 
 def _joined(terms: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

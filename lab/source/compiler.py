@@ -97,7 +97,7 @@ def _headers_key(stamps: tuple[tuple[str, int, int], ...]) -> str:
 
 @functools.cache
 def processor_key() -> str:
-    """What this machine's processor is: ``native`` means another thing elsewhere, and caches may be shared."""
+    """This machine's processor: ``native`` means another thing elsewhere, and caches may be shared."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
         return "\n".join(x for x in lines if x.startswith(("model name", "flags", "Features", "CPU ")))

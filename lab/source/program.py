@@ -166,7 +166,7 @@ def _describe(unit: Unit, options: Options) -> tuple[dict[str, list[int]], list[
     flags = compiler.language_flags(target, options.math)
     name = cache.key("describe", toolchain.version(), compiler.headers_key(), *flags, unit.text) + ".json"
     kept = cache.shared().get(name)
-    if kept:  # an empty entry is one whose contents the disk lost
+    if kept is not None:
         return json.loads(kept), []
     ir, warnings = compiler.compile_ir(unit, target, options.math, *_READING)
     numbers = layout.numbers(ir)

@@ -48,7 +48,12 @@ class _Scanner:
         self.found = Declarations()
         self.templates: dict[str, tuple[str, tuple[Parameter, ...], Token, Token]] = {}
         self.fields: list[str] = []  # data members of the struct being read
+        self.bit_fields: set[str] = set()  # names of all of them
         self.storage = 0  # threadgroup declarations so far
+        self.struct = ""  # name of the struct being read
+        self.constructors: set[tuple[str, str]] = (
+            set()
+        )  # struct and parameters of those with an address space
 
     def run(self) -> Declarations:
         self._scope(0, len(self.tokens), (), in_struct=False)
@@ -112,7 +117,7 @@ class _Scanner:
         templated = False
         while i < end and tokens[i].text == "template":
             if i + 1 < end and tokens[i + 1].text == "<":
-                close = closing_angle(tokens, i + 1)
+                close = closing_angle(tokens, i + 1, certain=True)
                 if close is None:
                     return self._statement_end(i, end) + 1
                 templated, i = True, close + 1
@@ -220,9 +225,9 @@ class _Scanner:
             aliases = [
                 part[-1].text for part in split(tokens[close + 1 : stop]) if part and part[-1].kind == "name"
             ]
-        outer_fields, self.fields = self.fields, []
+        outer, self.fields, self.struct = (self.fields, self.struct), [], name
         self._scope(body + 1, close, (*names, name) if name else names, in_struct=True)
-        fields, self.fields = self.fields, outer_fields
+        fields, (self.fields, self.struct) = self.fields, outer
         self._method_spaces(body, close)
         if not templated:
             for alias in [name, *aliases]:
@@ -233,8 +238,25 @@ class _Scanner:
                     self.found.structs[alias] = StructDeclaration(alias, qualified, members, words)
         return close + 1, () if name else tuple(fields)
 
+    def _constructor(self, start: int, parameters: tuple[int, int], close: int) -> None:
+        """``S(int x) thread : ...`` and the like for each address space: one without serves them all."""
+        tokens = self.tokens
+        i = parameters[1] + 1
+        spaces = []
+        while tokens[i].text in ADDRESS_SPACES:
+            spaces.append(tokens[i])
+            i += 1
+        takes = " ".join(
+            t.text for t in tokens[start : parameters[1]]
+        )  # with what stands before: template <...>
+        if spaces and (self.struct, takes) in self.constructors:
+            self._blank(tokens[start].offset, tokens[close].end)
+        elif spaces:
+            self.constructors.add((self.struct, takes))
+            self.found.edits.append(Edit(spaces[0].offset, spaces[-1].end, ""))
+
     def _method_spaces(self, body: int, close: int) -> None:
-        """Give ``constant`` methods a form the compiler has: see the class's other overloads."""
+        """Give methods for ``constant`` and ``thread`` objects a form the compiler has."""
         tokens = self.tokens
         methods: list[tuple[str, str, int]] = []  # name, address space, token index of the qualifier
         i = body + 1
@@ -251,8 +273,10 @@ class _Scanner:
                 i = end
             i += 1
         for name, space, at in methods:
-            if space == "constant":
-                token = tokens[at]
+            token = tokens[at]
+            if space == "thread":  # what Metal means without a word too; a temporary is in no address space here
+                self.found.edits.append(Edit(token.offset, token.end, ""))
+            elif space == "constant":
                 twin = any(other == name and s == "device" for other, s, _ in methods)
                 # The device overload serves constant objects too; this one stays, out of the way.
                 self.found.edits.append(Edit(token.offset, token.end, "__constant" if twin else ""))
@@ -288,6 +312,8 @@ class _Scanner:
                 name = declarator(part)
                 if name is not None and not is_bit_field(part):
                     self.fields.append(name.text)
+                elif name is not None:
+                    self.bit_fields.add(name.text)
 
     def _specifiers(self, head: Sequence[Token]) -> Iterator[Token]:
         """The storage and address space words a declaration begins with."""
@@ -389,7 +415,10 @@ class _Scanner:
             if any(first < i < last for first, last in lists):
                 continue  # template arguments, or comparisons that look like them
             for first, last in ((i + 1, colon), (colon + 1, self._branch_end(colon + 1))):
-                if last - first > 1 or (last > first and tokens[first].kind == "name"):
+                branch = tokens[first:last]
+                if any(t.text in self.bit_fields for t in branch):
+                    continue  # no reference binds to a bit-field, and none is of a class
+                if len(branch) > 1 or (branch and branch[0].kind == "name"):
                     edits = self.found.edits
                     edits.append(Edit(tokens[first].offset, tokens[first].offset, "(msl_branch(), "))
                     edits.append(Edit(tokens[last - 1].end, tokens[last - 1].end, ")"))
@@ -430,9 +459,13 @@ class _Scanner:
         if name.text == ">":  # a specialisation: f<int>(...)
             name = next((t for t in reversed(tokens[head_start : parameters[0]]) if t.kind == "name"), name)
         operator = any(t.text == "operator" for t in tokens[head_start : parameters[0]])
-        self.found.functions.setdefault("operator" if operator else name.text, set()).update(
-            t.text for t in tokens[parameters[0] : close] if t.kind == "name"
-        )
+        used = {t.text for t in tokens[parameters[0] : close] if t.kind == "name"}
+        if not any(t.text == "kernel" for t in head):
+            # A helper is handed pointers into memory that others name: what counts is its body.
+            used -= ADDRESS_SPACES - {t.text for t in tokens[body:close]}
+        self.found.functions.setdefault("operator" if operator else name.text, set()).update(used)
+        if in_struct and name.text == self.struct:
+            self._constructor(start, parameters, close)
         self._body(body + 1, close)
         if in_struct:
             return
@@ -501,11 +534,11 @@ class _Scanner:
         host = host_name(head) or f"{name.text}{arguments}"
         self.found.kernels.append(KernelDeclaration(host, f"{qualified}{arguments}", read, name, first, last))
         self.found.functions.setdefault(host, set()).update(t.text for t in head if t.kind == "name")
-        for start, text in self._lines(head[0].offset, head[-1].end):
-            self.found.edits.append(Edit(start, start + len(text), " " * len(text)))
+        self._blank(head[0].offset, head[-1].end)
         return stop + 1
 
-    def _lines(self, start: int, end: int) -> Iterator[tuple[int, str]]:
-        for piece in self.text[start:end].splitlines(keepends=True):
-            yield start, piece.rstrip("\n")
-            start += len(piece)
+    def _blank(self, start: int, end: int) -> None:
+        """Remove what stands in ``[start, end)``, but for its line ends."""
+        for piece in self.text[start:end].split("\n"):
+            self.found.edits.append(Edit(start, start + len(piece), " " * len(piece)))
+            start += len(piece) + 1

@@ -98,13 +98,16 @@ def closing(tokens: Sequence[Token], start: int) -> int:
     return len(tokens) - 1
 
 
-def closing_angle(tokens: Sequence[Token], start: int) -> int | None:
-    """Index of the ``>`` that closes the ``<`` at ``start``, or None where it is a comparison."""
+def closing_angle(tokens: Sequence[Token], start: int, *, certain: bool = False) -> int | None:
+    """Index of the ``>`` that closes the ``<`` at ``start``, or None where it is a comparison.
+
+    ``certain``: it is none, as after ``template``, so that ``&&`` and ``||`` may stand within.
+    """
     depth, i = 0, start
     while i < len(tokens):
         text = tokens[i].text
         if tokens[i].kind == "punct":
-            if text == "<":
+            if text == "<" and (i == start or tokens[i - 1].kind == "name"):
                 depth += 1
             elif text == ">":
                 depth -= 1
@@ -112,7 +115,7 @@ def closing_angle(tokens: Sequence[Token], start: int) -> int | None:
                     return i
             elif text in _OPENERS:
                 i = closing(tokens, i)
-            elif text in (";", "}", "&&", "||") or text in _CLOSERS:
+            elif text in (";", "}") or text in _CLOSERS or (text in ("&&", "||") and not certain):
                 return None
         i += 1
     return None

@@ -7,7 +7,7 @@ running, replacing and tracing its kernels is done here, without knowing any of 
 from .contract import Block, Contract, Source, System
 from .plan import Buffer, Dispatch, Field, Plan
 from .session import Compared, Replacement, Session
-from .trace import Chunk, Deviation, Expected, Step, Trace, record
+from .trace import Chunk, Deviation, Expected, Step, Trace, compare, record
 
 __all__ = [
     "Block",
@@ -26,5 +26,6 @@ __all__ = [
     "Step",
     "System",
     "Trace",
+    "compare",
     "record",
 ]

@@ -53,6 +53,26 @@ class Buffer:
     role: str
     fields: tuple[Field, ...]
 
+    def __post_init__(self) -> None:
+        rows = math.prod(self.shape[:-1])
+        for field in self.fields:
+            if math.prod(field.shape) != rows * (field.stop - field.start):
+                raise ValueError(f"{self.name} {self.shape}: {field} does not count its elements.")
+
+    @classmethod
+    def whole(
+        cls,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        role: str,
+        terms: tuple[tuple[str, int], ...],
+        tolerance: float = 0.0,
+        why: str = "",
+    ) -> Buffer:
+        """A buffer whose elements all mean one thing: a single field without a name."""
+        return cls(name, dtype, shape, role, (Field("", 0, shape[-1], terms, tolerance, why),))
+
     @property
     def size(self) -> int:
         """Number of elements."""
@@ -125,8 +145,3 @@ class Plan:
             where = "on the host" if d.host else f"{size} x {d.threadgroup}"
             lines.append(f"  {d.kernel:16} {' '.join(d.buffers):60} {where}")
         return "\n".join(lines)
-
-
-def whole(*terms: tuple[str, int], tolerance: float = 0.0, why: str = "", last: int | None = None) -> Field:
-    """The field that is all of a buffer, whose last axis is ``last`` long (by default the last term)."""
-    return Field("", 0, terms[-1][1] if last is None else last, terms, tolerance, why)

@@ -67,9 +67,9 @@ class Deviation:
     The worst element has ``value`` where ``expected`` should be, at ``index`` of the buffer and, in the
     system's terms, at ``where``. Of it, ``absolute`` is the distance, ``relative`` the distance as a share of
     the largest expected value of the field, and ``roundings`` the distance in units of what one rounding of
-    all that the value is made of comes to; ``tolerance`` is as many of these as are still right. ``ulp`` is
-    the largest distance of any element in units in the last place of float32. ``fault`` is the message of a
-    kernel that did not come to its end.
+    all that the value is made of comes to; ``tolerance`` is as many of these as are still right, and
+    ``explained`` the distance they come to. ``ulp`` is the largest distance of any element in units in the
+    last place of float32. ``fault`` is the message of a kernel that did not come to its end.
     """
 
     step: int
@@ -81,6 +81,7 @@ class Deviation:
     roundings: float = 0.0
     ulp: float = 0.0
     tolerance: float = 0.0
+    explained: float = 0.0
     index: tuple[int, ...] = ()
     where: str = ""
     value: float = 0.0
@@ -100,7 +101,7 @@ class Deviation:
         return (
             f"{head}: {of} at {self.where} is {self.value:.9g}, expected {self.expected:.9g} "
             f"(off by {self.absolute:.2g}, {self.relative:.2g} of the largest; "
-            f"{self.roundings:.3g} roundings, {self.tolerance:.3g} are right)"
+            f"rounding explains {self.explained:.2g})"
         )
 
 
@@ -228,6 +229,7 @@ class Step:
             float(found.roundings[worst]),
             found.ulp,
             part.tolerance,
+            part.tolerance * _EPS * float(_part(expected.magnitude, part)[worst]),
             (*map(int, outer), part.start + worst % length),
             self._words(name, part, worst),
             found.got[worst].item(),
@@ -611,7 +613,7 @@ class _Distances:
         got, want = _part(array, part), _part(expected.values, part)
         defined, magnitude = _part(expected.defined, part), _part(expected.magnitude, part)
         wide, target = got.astype(np.float64), want.astype(np.float64)
-        with np.errstate(invalid="ignore", over="ignore"):
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             same = ~defined | (got == want.astype(got.dtype)) | (np.isnan(wide) & np.isnan(target))
             absolute = np.where(same, 0.0, np.abs(wide - target))
             absolute[np.isnan(absolute)] = np.inf
@@ -620,14 +622,15 @@ class _Distances:
             largest = size[defined & (size < _HUGE)].max(initial=_LEAST)
             relative = absolute / np.where(size < _HUGE, largest, size)
             relative[np.isnan(relative)] = np.inf
-            roundings = np.where(same, 0.0, absolute / np.where(magnitude > 0, magnitude * _EPS, _LEAST))
+            roundings = np.where(same, 0.0, absolute / (magnitude * _EPS))
         ulp = _largest_ulp(got[~same], want[~same])
         return cls(got, want, absolute, relative, roundings, ulp)
 
     @property
     def worst(self) -> int:
-        """The element that is off by the most roundings."""
-        return int(self.roundings.argmax())
+        """The element that is off by the most roundings; of several, by the most."""
+        most = np.flatnonzero(self.roundings == self.roundings.max())
+        return int(most[self.absolute[most].argmax()])
 
 
 _EPS = 2.0**-24

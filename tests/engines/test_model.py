@@ -275,7 +275,7 @@ def test_the_trace_lists_who_met_where():
     assert [m.location and m.location.line for m in outcome.meetings] == [2, 2, 3]
 
 
-# ---- what collectives compute ------------------------------------------------------------------------------
+# ---- what collectives compute ----------------------------------------------------------------------------
 
 
 def collective(expression: str, out: str, x: np.ndarray, lanes: str = "true") -> np.ndarray:
@@ -366,7 +366,7 @@ def test_a_shuffle_from_a_lane_that_is_not_there_gives_zero_and_is_reported():
     assert "thread (2, 0, 0)" in str(report)
 
 
-# ---- barriers ------------------------------------------------------------------------------------------------
+# ---- barriers --------------------------------------------------------------------------------------------
 
 
 def test_threads_exchange_values_through_threadgroup_memory_at_a_barrier():
@@ -443,7 +443,7 @@ def test_a_simdgroup_barrier_not_met_by_all_is_reported_and_passes():
     assert "simdgroup barrier" in report.what and report.count == 1
 
 
-# ---- the dispatch ----------------------------------------------------------------------------------------------
+# ---- the dispatch ----------------------------------------------------------------------------------------
 
 POSITIONS = """
 device uint* out = buffer<uint>(g, 0);
@@ -525,7 +525,7 @@ def test_a_full_threadgroup_runs():
     assert (out == x.sum()).all()
 
 
-# ---- memory ----------------------------------------------------------------------------------------------------
+# ---- memory ----------------------------------------------------------------------------------------------
 
 
 def fault(body: str, *arrays: np.ndarray, threads: int = 4, **more) -> MemoryFault:
@@ -643,7 +643,8 @@ def test_atomics_return_what_was_there(rng):
     __atomic_fetch_max(c + 1, tid * 7 % 32, __ATOMIC_RELAXED);
     __atomic_fetch_and(c + 2, ~(1u << tid), __ATOMIC_RELAXED);
     uint old = __atomic_load_n(c + 3, __ATOMIC_RELAXED), tries = 0;
-    while (!__atomic_compare_exchange_n(c + 3, &old, old * 3 + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) ++tries;
+    while (!__atomic_compare_exchange_n(c + 3, &old, old * 3 + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ++tries;
     __atomic_fetch_add(buffer<float>(g, 2), 0.5f, __ATOMIC_RELAXED);
     __atomic_fetch_min((device int*)c + 4, (int)tid - 20, __ATOMIC_RELAXED);
     """
@@ -657,7 +658,7 @@ def test_atomics_return_what_was_there(rng):
     assert c.tolist() == [96, 31, 0, chain, (-20) & EVERYONE] and f[0] == 16
 
 
-# ---- ends --------------------------------------------------------------------------------------------------------
+# ---- ends ------------------------------------------------------------------------------------------------
 
 
 def test_an_endless_loop_ends_at_the_step_limit():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,10 @@ import pytest
 import lab
 import lab.o1
 from lab import resources
-from lab.o1 import plans
 
 # Windows that differ, a ring that wraps, all three paths; head 1 has no far field (its denominator is 0).
-SIZES = lab.o1.Sizes(ng=2, hpg=2, d=128, w=24, ns=3, m=5, windows=(0, 17))
-CHUNKS = [12, 17, 17, 12, 1, 1, 1, 9, 14]
+SIZES = lab.o1.Sizes(ng=2, hpg=2, d=128, w=40, ns=3, m=5, windows=(0, 33))
+CHUNKS = [20, 33, 30, 25, 1, 1, 1, 20, 24]
 PATHS = ["chunk", "chunk", "matmul", "matmul", "token", "token", "token", "chunk", "matmul"]
 HOW: dict[str, Any] = {"chunks": CHUNKS, "path": PATHS}
 Layer = tuple[lab.o1.State, Any, Any, Any]
@@ -70,7 +68,7 @@ EVICTED = "return len + rows > window ? len + rows - window : 0;"
 
 # Kernel, what stands in its text or in what it includes, and what somebody might have written instead.
 MISTAKES = [
-    ("o1c_far_e", SLOT, "{ return (head + x) % 24; }", "ring index modulo w, not the group's window"),
+    ("o1c_far_e", SLOT, "{ return (head + x) % 40; }", "ring index modulo w, not the group's window"),
     ("o1c_far_e", WINDOW, "ring.window = u.w;", "the group's own window overlooked"),
     ("o1c_far_e", FIRST, "{ return window - len + 1; }", "j0 off by one"),
     ("o1c_far_e", "float top = before;", "float top = -INFINITY;", "the stored maximum forgotten"),

@@ -143,6 +143,18 @@ def test_uses_misses_no_way_to_call(call):
     assert "sqrt" in read_.uses(read_.kernels["f"])
 
 
+def test_uses_leaves_out_what_a_helper_is_merely_handed():
+    read_ = program(
+        "inline float a(threadgroup float* p) { return p[0]; }"
+        " struct S { float v; S operator+(S o) threadgroup { return o; } S operator+(S o) { return o; } };"
+        " kernel void f(device S* x) { x[0] = x[0] + x[1]; }"
+        " kernel void g(device float* x, threadgroup float* t) { x[0] = a(t); }"
+        " kernel void h(device float* x) { threadgroup float t[4]; x[0] = a(t); }"
+    )
+    shares = {name for name, kernel in read_.kernels.items() if "threadgroup" in read_.uses(kernel)}
+    assert shares == {"g", "h"}
+
+
 def test_uses_of_an_instance_follows_its_template():
     source = (
         "template <class T> kernel void f(device T* x) { x[0] = sqrt(x[0]); }"

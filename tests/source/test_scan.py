@@ -23,11 +23,12 @@ def indices(source: str) -> dict[str, int | None]:
 
 
 def rewritten(source: str, found: Declarations | None = None) -> str:
-    """``source`` with the scanner's edits, one space wherever there was any."""
+    """``source`` with the scanner's edits as a unit applies them, one space wherever there was any."""
     out, at = [], 0
     for edit in sorted((found or scan(source)).edits, key=lambda e: (e.start, e.end)):
-        out += [source[at : edit.start], edit.text]
-        at = edit.end
+        if edit.start >= at:  # not inside something already replaced
+            out += [source[at : edit.start], edit.text]
+            at = edit.end
     return " ".join("".join([*out, source[at:]]).split())
 
 
@@ -315,6 +316,34 @@ def test_attributes_and_alignment_of_a_struct_are_no_part_of_its_name():
     assert fields("struct alignas(16) S { int a; };") == ("a",)
 
 
+def test_constructors_for_several_address_spaces_become_one():
+    source = (
+        "struct S { int a; S(int x) thread : a(x) {} S(int x) threadgroup : a(x) {} S(int x) device : a(x) {}"
+        " S() threadgroup {} template <class T> S(T x) thread {} template <class T> S(T x) constant {} };"
+    )
+    assert rewritten(source) == "struct S { int a; S(int x) : a(x) {} S() {} template <class T> S(T x) {} };"
+
+
+def test_constructors_that_differ_in_a_template_s_condition_both_stay():
+    source = (
+        "struct S { template <class T, enable_if<a<T> && b> = 0> S(T x) thread {}"
+        " template <class T, enable_if<c<T> || b> = 0> S(T x) thread {} };"
+    )
+    assert rewritten(source) == source.replace(" thread", " ").replace("  {}", " {}")
+
+
+def test_a_method_for_thread_objects_serves_temporaries_too():
+    source = "struct S { int f() const thread { return 1; } int f() const device { return 2; } };"
+    assert rewritten(source) == source.replace("thread ", "")
+
+
+def test_a_struct_after_conditions_in_a_template_s_parameters_is_found():
+    source = (
+        "template <class T, enable_if<sizeof(T) < 8 && a<T>, int> = 0> void f(T x) { } struct S { int a; };"
+    )
+    assert fields(source) == ("a",)
+
+
 # ---- program-scope and threadgroup storage -----------------------------------------------------------------
 
 
@@ -449,6 +478,11 @@ def test_branches_of_a_conditional_are_marked(source, wanted):
     )
 
 
+def test_a_branch_with_a_bit_field_is_left_alone():
+    source = "struct S { uint a : 4; uint b; }; void f() { x = c ? s.a : s.b; }"
+    assert rewritten(source) == source.replace("s.b", "(msl_branch(), s.b)")
+
+
 @pytest.mark.parametrize(
     "source", ["x = c ? a;", "x = c ? a }", "f(c ? a)", "x = c ?", "a<c ? 1 + N : 2> b;"]
 )
@@ -466,9 +500,9 @@ def test_half_typed_source_is_passed_over():
 
 def test_no_text_makes_the_scanner_fail(rng):
     pieces = """kernel void f g device constant threadgroup thread float int struct union enum template
-        typedef namespace static constexpr const using operator class public ( ) { } [ ] [[ ]] < > , ; : :: = * &
-        + . ? 1 4u "s" host_name buffer if for return S T alignas inline extern auto thread_position_in_grid
-        [[kernel]]""".split()  # noqa: SIM905
+        typedef namespace static constexpr const using operator class public ( ) { } [ ] [[ ]] < > , ; : :: =
+        * & + . ? 1 4u "s" host_name buffer if for return S T alignas inline extern auto [[kernel]]
+        thread_position_in_grid""".split()  # noqa: SIM905
     for _ in range(400):
         source = " ".join(rng.choice(pieces, rng.integers(1, 40)))
         print(source)

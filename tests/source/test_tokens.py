@@ -130,6 +130,12 @@ def test_a_comparison_opens_no_template_arguments(source):
     assert closing_angle(tokens, angle) is None
 
 
+def test_a_template_s_parameters_may_hold_conditions():
+    tokens = tokenize("template <class T, enable_if<sizeof(T) < 8 && same<T, int>, int> = 0> void f();")
+    close = closing_angle(tokens, 1, certain=True)
+    assert close is not None and tokens[close + 1].text == "void"
+
+
 def test_split_leaves_brackets_and_template_arguments_whole():
     parts = split(tokenize("a[1, 2], f(b, c), vec<float, 4> v, {d, e}, [[x, y]]"))
     assert ["".join(t.text for t in part) for part in parts] == [

@@ -30,14 +30,19 @@ typedef struct Context {
 
 typedef float Float4 __attribute__((vector_size(16)));
 
-// What each lane brings to a meeting, or takes from it, in the type of the operation.
-typedef union Words {
-    float f[LANES];
-    int32_t i[LANES];
-    uint32_t u[LANES];
-    int64_t l[LANES];
-    uint64_t w[LANES];
-    Float4 f4[LANES / 4];
+// What each lane brings to a meeting, or takes from it. Narrow and wide values lie apart, because lanes that wait at
+// different meetings hold both kinds at the same time.
+typedef struct Words {
+    union {
+        float f[LANES];
+        int32_t i[LANES];
+        uint32_t u[LANES];
+        Float4 f4[LANES / 4];
+    };
+    union {
+        int64_t l[LANES];
+        uint64_t w[LANES];
+    };
 } Words;
 
 typedef struct Simdgroup {

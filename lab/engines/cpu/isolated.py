@@ -25,6 +25,7 @@ import numpy as np
 
 from ...errors import EngineError, KernelFault, LabError
 from ..protocol import Argument, Geometry
+from .native import runtime
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ def serve() -> None:
     """Answer requests on standard input until it ends: the helper's main function."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing else may write where answers go
+    runtime()  # the children have it from here, before they load a kernel
     while True:
         try:
             request = pickle.loads(_receive(source))
@@ -153,6 +155,7 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             os.close(reading)
+            os.close(sink.fileno())  # answers end with the helper
             with os.fdopen(writing, "wb") as stream:
                 stream.write(pickle.dumps(_launch(request)))
             os._exit(0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ... import ir
 from ...errors import EngineError
@@ -84,7 +84,7 @@ def lower(text: str) -> Lowered:
     """Lower a module whose ``msl_thread`` holds all its primitives. Raises EngineError for what can't be."""
     lines = text.split("\n")
     module = ir.parse(_entry_only(lines))
-    function = module.functions[ENTRY]
+    function = _split(module.functions[ENTRY])
     primitives = [
         (block, call)
         for block in function.blocks
@@ -108,6 +108,7 @@ class _Lowering:
         self.group, self.thread = (p.value for p in function.parameters)
         self.slots: dict[ir.Loop, int] = {}
         self.positions: dict[object, int] = {}
+        self.places: dict[ir.Call, int] = {}  # primitives in the order of the text
         self.sites: list[Site] = []
         self.globals: list[str] = []
         self.storage: dict[int, tuple[int, int]] = {}  # id -> offset, size
@@ -121,7 +122,8 @@ class _Lowering:
                     self.slots.setdefault(loop, len(self.slots))
         for region in [None, *(loop.parent for loop in self.slots), *self.slots]:
             self._order(region)
-        for block, call in primitives:
+        for place, (block, call) in enumerate(primitives):
+            self.places[call] = place
             self._replace(block, call)
         for loop, slot in self.slots.items():
             self._count(loop, slot)
@@ -190,10 +192,10 @@ class _Lowering:
         region: ir.Loop | None = None
         around = self.flow.around(block.label)
         for loop in around:
-            path += [self.positions[region, loop], self.slots[loop]]
+            path += [self.positions[region, loop] << _DIGIT, self.slots[loop]]
             region = loop
-        # Calls of one block follow each other: their place in it is the last digit.
-        last = self.positions[region, block.label] << 12 | block.instructions.index(call)
+        # Calls of one block follow each other: their place in it is the last digit of a position.
+        last = self.positions[region, block.label] << _DIGIT | self.places[call]
         index = len(self.sites)
         if index >= _MAX_SITES:
             raise EngineError(f"A kernel has at most {_MAX_SITES} simdgroup operations and barriers.")
@@ -332,6 +334,7 @@ _DECLARATIONS = (
     "declare void @lab_barrier(ptr, i64) nounwind",
 )
 _MAX_SITES = 1 << 16
+_DIGIT = 16  # bits of a position that tell calls of one block apart
 _ODD = 0x9E3779B1
 
 
@@ -347,6 +350,27 @@ def _entry_only(lines: Sequence[str]) -> str:
         if line == "}":
             inside = False
     return "\n".join(kept)
+
+
+def _split(function: ir.Function) -> ir.Function:
+    """The function with a block of its own for each primitive and what follows it.
+
+    Inlining joins the end of a loop's body with what comes after the loop, so that a call's own place in the
+    source, not that of its block, tells which loops it is in. Lines and branches of the text stay as they are.
+    """
+    blocks = []
+    for block in function.blocks:
+        label, piece = block.label, list[ir.Instruction]()
+        for instruction in block.instructions:
+            called = isinstance(instruction, ir.Call) and isinstance(instruction.callee, ir.Global)
+            if piece and called and _is_primitive(_callee(instruction)):
+                following = f"{block.label}@{instruction.line}"
+                piece.append(ir.Branch(type=ir.VoidType(), target=following))
+                blocks.append(ir.Block(label, tuple(piece)))
+                label, piece = following, []
+            piece.append(instruction)
+        blocks.append(ir.Block(label, tuple(piece)))
+    return replace(function, blocks=tuple(blocks))
 
 
 def _callee(call: ir.Call) -> str:

@@ -100,7 +100,9 @@ class Loaded:
     def __init__(self, *parts: bytes) -> None:
         with _lock:
             llvm = _llvm()
-            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine_for_loading())
+            self._engine = llvm.create_mcjit_compiler(
+                llvm.parse_assembly(""), _target_machine_for_loading(), use_lmm=True
+            )
             for code in parts:
                 self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
             self._engine.finalize_object()

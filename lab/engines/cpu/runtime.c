@@ -38,6 +38,7 @@ int lab_claim_fault(Job* job, int32_t what) {
     if (w) w->telling = 1;
     if (atomic_compare_exchange_strong(&job->state, &expected, FAULTED)) {
         job->signal = what;
+        if (w) job->group = w->group;
         return 1;
     }
     if (w) w->telling = 0;
@@ -60,7 +61,6 @@ static void on_signal(int number, siginfo_t* info, void* context) {
                 // An address that no memory can have comes without the address.
                 if (number == SIGSEGV && info->si_code == SI_KERNEL) job->address = UINT64_MAX;
 #endif
-                job->group = w->group;
                 job->thread = fibers ? lab_fiber_thread(w->fibers) : -1;
                 job->region = fibers ? lab_fiber_region(w->fibers, address)
                                      : address >= w->stack && address < w->stack + GUARD;
@@ -70,9 +70,15 @@ static void on_signal(int number, siginfo_t* info, void* context) {
         w->in_kernel = 0;
         siglongjmp(w->escape, 1);
     }
-    if (number == SIGURG) return;
-    for (int i = 0; i < SIGNALS; ++i)  // not ours: the instruction runs again and meets the handler before us
-        if (signals[i] == number) sigaction(number, &before[i], NULL);
+    if (w && number == SIGURG) return;  // it has left the kernel already
+    for (int i = 0; i < SIGNALS; ++i) {
+        if (signals[i] != number) continue;
+        struct sigaction ours;
+        sigaction(number, &before[i], &ours);  // not ours: the instruction runs again and meets what was before us
+        if (info->si_code > 0 && info->si_code != SI_USER) return;
+        raise(number);  // it was sent, and does not come again
+        sigaction(number, &ours, NULL);
+    }
 }
 
 static void run(Worker* w, Job* job) {

@@ -27,7 +27,8 @@ from .errors import (
 )
 from .meeting import Position, can_reach
 from .memory import Memory
-from .program import CompiledFunction, Meeting, Program, Recursion, Shared, Thread
+from .program import Program
+from .threads import CompiledFunction, Meeting, Recursion, Shared, Thread
 
 __all__ = ["Launch", "Met", "Outcome", "Report", "run"]
 

@@ -10,7 +10,7 @@ its header dominates and that lie in it in the source (``lab.ir.loops_of_source`
 
 *Instance.* What lanes meet at is an instance of a call of a primitive. It is named by a position: for every
 frame of the thread's call stack, from the entry point inwards, the place in the function's code (block and
-index in it; for an outer frame that is the call it waits for) and, for each natural loop around that place,
+index in it; for an outer frame that is the call it waits for) and, for each loop around that place,
 how many times the loop's back edges were taken since it was entered. Two lanes are at the same instance
 exactly if their positions are equal. So a helper called from two places has two instances, and so have two
 iterations, or two rounds of an outer loop. Control flow is reducible (anything else is refused where

@@ -1,271 +1,33 @@
-"""A module turned into Python closures, one per instruction, and the frames and threads that run them.
-
-A frame's registers are a list: the thread first, then the function's constants, parameters and results, each
-at an index fixed when the function is compiled. An instruction is a function of that list. It returns None,
-or, where control goes elsewhere, what to do next: an edge, a call, a return, a meeting.
-"""
+"""A module turned into Python closures, one per instruction, over registers as ``threads`` describes them."""
 
 from __future__ import annotations
 
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ... import ir
 from . import operations as op
-from .collectives import LANE, STORAGE, Primitive, primitive
-from .errors import ThreadPosition, TrapError, Unmodelled
+from .collectives import LANE, STORAGE, primitive
+from .errors import TrapError, Unmodelled
 from .intrinsics import NOTHING, compute
-from .meeting import Place, Position
 from .memory import Codec, Memory, Object, codec
+from .threads import (
+    NO_RESULT,
+    CompiledBlock,
+    CompiledFunction,
+    Edge,
+    Invoke,
+    Leave,
+    Meet,
+    Operation,
+    Registers,
+)
 
-__all__ = ["CompiledFunction", "Meeting", "Program", "Recursion", "Shared", "Thread"]
+__all__ = ["Program"]
 
-Registers = list[Any]
-Operation = Callable[[Registers], Any]
-
-_DEPTH_LIMIT = 200
-_NO_RESULT = -1
-
-
-class Host(Protocol):
-    """Who runs the threads."""
-
-    def report(self, what: str, thread: Thread, instruction: ir.Instruction) -> None:
-        """Note something whose result is undefined; the run goes on."""
-        ...
-
-
-class Recursion(Exception):
-    """Raised where calls are nested too deep."""
-
-
-class Frame:
-    """One activation of a function. ``pc`` is the next operation's index in ``block``."""
-
-    __slots__ = ("block", "counts", "function", "objects", "pc", "registers", "result")
-
-    def __init__(self, function: CompiledFunction, result: int) -> None:
-        self.function = function
-        self.registers: Registers = function.template.copy()
-        self.counts = [0] * function.loops
-        self.block = function.entry
-        self.pc = 0
-        self.objects: list[Object] = []
-        self.result = result
-
-    def place(self) -> Place:
-        block, counts = self.block, self.counts
-        return Place(
-            self.function.flow, block.label, self.pc - 1, tuple([counts[loop] for loop in block.loops])
-        )
-
-    @property
-    def instruction(self) -> ir.Instruction:
-        """The instruction begun last."""
-        return self.block.instructions[max(self.pc - 1, 0)]
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """A thread's wait at an instance of a primitive."""
-
-    instance: Position
-    primitive: Primitive
-    arguments: tuple[Any, ...]
-    instruction: ir.Instruction
-    result: int
-
-
-class Shared:
-    """What the threads of a group share: the variables in threadgroup memory, placed when first used."""
-
-    def __init__(self, memory: Memory, fill: int) -> None:
-        self.memory = memory
-        self.fill = fill
-        self.variables: dict[int, Object] = {}
-
-    def variable(self, identity: int, size: int) -> int:
-        """The address of variable ``identity``, ``size`` bytes long."""
-        placed = self.variables.get(identity)
-        if placed is None:
-            name = f"the threadgroup variable {identity}"
-            placed = self.variables[identity] = self.memory.add(name, bytearray([self.fill]) * size)
-        return placed.address
-
-    def leave(self) -> None:
-        """Take the variables away."""
-        for placed in self.variables.values():
-            self.memory.remove(placed)
-
-
-class Thread:
-    """A thread of a threadgroup and its frames. It is done when it has none."""
-
-    __slots__ = ("frames", "host", "index", "memory", "position", "shared", "steps", "waiting")
-
-    def __init__(
-        self, index: int, position: ThreadPosition, host: Host, memory: Memory, shared: Shared
-    ) -> None:
-        self.index = index
-        self.position = position
-        self.host = host
-        self.memory = memory
-        self.shared = shared
-        self.frames: list[Frame] = []
-        self.waiting: Meeting | None = None
-        self.steps = 0
-
-    @property
-    def done(self) -> bool:
-        return not self.frames
-
-    @property
-    def lane(self) -> int:
-        return self.index % 32
-
-    def place(self) -> Position:
-        return tuple([frame.place() for frame in self.frames])
-
-    def enter(self, function: CompiledFunction, arguments: Sequence[Any], result: int = _NO_RESULT) -> Frame:
-        """Begin a call."""
-        if len(self.frames) >= _DEPTH_LIMIT:
-            raise Recursion
-        frame = Frame(function, result)
-        frame.registers[0] = self
-        for register, value in zip(function.parameters, arguments, strict=True):
-            frame.registers[register] = value
-        for register, size in function.copied:
-            content = self.memory.read(frame.registers[register], size)
-            placed = self.memory.add(f"an argument of {function.name}", bytearray(content))
-            frame.objects.append(placed)
-            frame.registers[register] = placed.address
-        self.frames.append(frame)
-        return frame
-
-    def leave(self, value: Any) -> Frame | None:
-        """End the innermost call; the frame that goes on, if there is one."""
-        frame = self.frames.pop()
-        for placed in frame.objects:
-            self.memory.remove(placed)
-        if not self.frames:
-            return None
-        caller = self.frames[-1]
-        if frame.result != _NO_RESULT:
-            caller.registers[frame.result] = value
-        return caller
-
-    def resume(self, value: Any) -> None:
-        """End a wait with the primitive's result."""
-        assert self.waiting is not None
-        if self.waiting.result != _NO_RESULT:
-            self.frames[-1].registers[self.waiting.result] = value
-        self.waiting = None
-
-    def run(self, steps: int) -> None:
-        """Run until the thread waits, is done, or has taken ``steps`` steps (a block is not cut)."""
-        frame: Frame | None = self.frames[-1]
-        end = self.steps + steps
-        while frame is not None and self.steps < end:
-            operations, registers, pc = frame.block.operations, frame.registers, frame.pc
-            begun, action = pc, None
-            try:
-                while action is None:
-                    action = operations[pc](registers)
-                    pc += 1
-            except BaseException:
-                pc += 1
-                raise
-            finally:
-                frame.pc = pc
-                self.steps += pc - begun
-            frame = action.perform(self, frame)
-
-
-@dataclass(eq=False, slots=True)
-class CompiledBlock:
-    """``instructions`` are those behind ``operations``, phis not among them; ``loops`` are indices of the
-    loops around the block, outermost first."""
-
-    label: str
-    loops: tuple[int, ...]
-    operations: list[Operation]
-    instructions: list[ir.Instruction]
-
-
-@dataclass(eq=False, slots=True)
-class CompiledFunction:
-    """``flow`` is None where no primitive can be called; then no loop is counted either.
-
-    ``copied``: registers of ``byval`` parameters, with their size.
-    """
-
-    name: str
-    flow: ir.ControlFlow | None
-    loops: int
-    entry: CompiledBlock
-    template: Registers
-    parameters: list[int]
-    copied: list[tuple[int, int]]
-
-
-@dataclass(eq=False, slots=True)
-class Edge:
-    """To another block: phis take their values, all at once, and loops are counted."""
-
-    target: CompiledBlock
-    destinations: list[int]
-    sources: list[int]
-    turns: int | None
-    enters: int | None
-
-    def perform(self, thread: Thread, frame: Frame) -> Frame:
-        if self.sources:
-            registers = frame.registers
-            values = [registers[source] for source in self.sources]
-            for destination, value in zip(self.destinations, values, strict=True):
-                registers[destination] = value
-        if self.turns is not None:
-            frame.counts[self.turns] += 1
-        elif self.enters is not None:
-            frame.counts[self.enters] = 0
-        frame.block = self.target
-        frame.pc = 0
-        return frame
-
-
-@dataclass(eq=False, slots=True)
-class Leave:
-    value: int | None
-
-    def perform(self, thread: Thread, frame: Frame) -> Frame | None:
-        return thread.leave(None if self.value is None else frame.registers[self.value])
-
-
-@dataclass(eq=False, slots=True)
-class Invoke:
-    program: Program
-    name: str
-    arguments: list[int]
-    result: int
-
-    def perform(self, thread: Thread, frame: Frame) -> Frame:
-        function = self.program.function(self.name)
-        return thread.enter(function, [frame.registers[a] for a in self.arguments], self.result)
-
-
-@dataclass(eq=False, slots=True)
-class Meet:
-    primitive: Primitive
-    arguments: list[int]
-    result: int
-    instruction: ir.Instruction
-
-    def perform(self, thread: Thread, frame: Frame) -> None:
-        arguments = tuple(frame.registers[a] for a in self.arguments)
-        thread.waiting = Meeting(thread.place(), self.primitive, arguments, self.instruction, self.result)
+_ADDRESS_MASK = (1 << 64) - 1
 
 
 class Program:
@@ -502,7 +264,7 @@ class _Compiler:
         return known
 
     def result(self, instruction: ir.Instruction) -> int:
-        return _NO_RESULT if instruction.name is None else self.register(instruction.result)
+        return NO_RESULT if instruction.name is None else self.register(instruction.result)
 
     # instructions
 
@@ -812,7 +574,7 @@ class _Compiler:
         if (found := primitive(name)) is not None:
             action = Meet(found, registers, result, instruction)
         elif (callee := self.program.module.functions.get(name)) is not None and not callee.is_declaration:
-            action = Invoke(self.program, name, registers, result)
+            action = Invoke(self.program.function, name, registers, result)
         else:
             raise self.unmodelled(f"a call of {name}, which the program does not define", instruction)
         return lambda r: action
@@ -820,7 +582,7 @@ class _Compiler:
     def call_address(self, instruction: ir.Call, arguments: list[ir.Value]) -> Operation:
         registers, result = [self.register(a) for a in arguments], self.result(instruction)
         pointer, program = self.register(instruction.callee), self.program
-        return lambda r: Invoke(program, program.function_at(r[pointer]), registers, result)
+        return lambda r: Invoke(program.function, program.function_at(r[pointer]), registers, result)
 
     def intrinsic(self, instruction: ir.Call, name: str, arguments: list[ir.Value]) -> Operation:
         if any(name == known or name.startswith(known + ".") for known in NOTHING):
@@ -897,9 +659,6 @@ class _Compiler:
             else:
                 enters = self.loops[loop]
         return Edge(self.blocks[label], [d for d, _ in moves], [s for _, s in moves], turns, enters)
-
-
-_ADDRESS_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def _element(kind: ir.Type) -> ir.Type:

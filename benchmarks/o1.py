@@ -56,10 +56,20 @@ def main() -> None:
         measure(sizes, state, rows, rounds)
 
 
+def off(out: object, wanted: np.ndarray) -> float:
+    """The largest deviation as a share of the largest output."""
+    return float(np.abs(np.asarray(out) - wanted).max() / np.abs(wanted).max())
+
+
 def measure(sizes: lab.o1.Sizes, state: lab.o1.State, rows: int, rounds: int) -> None:
     paths = [path for path in lab.o1.PATHS if path != "token" or rows == 1]
     session = lab.o1.session()
     inputs = chunk_of(sizes, rows)
+    given = inputs["q"], inputs["k"], inputs["v"]
+    wanted = lab.o1.attention(state, *given)
+    deviations = {
+        path: off(session.run(state.copy(), *given, chunks=rows, path=path), wanted) for path in paths
+    }
     panels = [
         np.concatenate([panel, np.asarray(inputs[name]).transpose(1, 0, 2)], axis=1)
         for panel, name in zip(near_panels(state), "kv", strict=True)
@@ -67,6 +77,9 @@ def measure(sizes: lab.o1.Sizes, state: lab.o1.State, rows: int, rounds: int) ->
     seen = columns_seen(sizes.ns, sizes.w, sizes.w, rows)
     exact = np.asarray(inputs["q"]), *panels, sizes.scale, seen
     by_mlx = mlx_attention(*exact)
+    near = numpy_attention(*(x.astype(np.float64) for x in exact[:3]), *exact[3:])
+    deviations["NumPy, near window"] = off(numpy_attention(*exact), near)
+    deviations["MLX, near window"] = off(by_mlx()[0].transpose(1, 0, 2), near)
     peers = {"NumPy, near window": lambda: numpy_attention(*exact), "MLX, near window": by_mlx}
 
     dispatches: dict[str, list[list[float]]] = {path: [] for path in paths}
@@ -88,7 +101,7 @@ def measure(sizes: lab.o1.Sizes, state: lab.o1.State, rows: int, rounds: int) ->
     peer = best["NumPy, near window"]
     for name, micro in best.items():
         each = f"{micro:10.0f} us a chunk {micro / rows:10.1f} us a token"
-        print(f"  {name:20} {each} {micro / peer:7.2f} of NumPy")
+        print(f"  {name:20} {each} {micro / peer:7.2f} of NumPy, {deviations[name]:.1e} from float64")
     for path in paths:
         least = np.min(dispatches[path][1:], axis=0) * 1e6
         print(f"  {path}:")

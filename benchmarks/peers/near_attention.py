@@ -26,10 +26,10 @@ def columns_seen(sinks: int, ring: int, window: int, rows: int) -> np.ndarray | 
 def numpy_attention(
     q: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float, seen: np.ndarray | None
 ) -> np.ndarray:
-    """float32 [rows][nh][d] for q [rows][nh][d], keys and values [ng][columns][d], all float32."""
+    """[rows][nh][d] for q [rows][nh][d], keys and values [ng][columns][d], in their dtype."""
     rows, nh, d = q.shape
     ng = keys.shape[0]
-    by_group = (q * np.float32(scale)).reshape(rows, ng, -1, d).transpose(1, 2, 0, 3).reshape(ng, -1, d)
+    by_group = (q * q.dtype.type(scale)).reshape(rows, ng, -1, d).transpose(1, 2, 0, 3).reshape(ng, -1, d)
     scores = by_group @ keys.transpose(0, 2, 1)
     if seen is not None:
         by_row = scores.reshape(ng, -1, rows, scores.shape[-1])

@@ -219,11 +219,15 @@ kernel void o1c_soft(device const uint* meta [[buffer(0)]],
     }
 }
 
-// acc[h] += weight[h] * value for the query heads of a group.
+// acc[h] += weight[h] * value for the query heads of a group. The loop has a constant end, so that it can be
+// unrolled and `acc` stay in registers.
 inline void accumulate(thread float4* acc, device const float* weight, float4 value, uint hpg)
 {
-    for (uint h = 0; h < hpg; h++) {
-        acc[h] = fma(float4(weight[h]), value, acc[h]);
+#pragma unroll
+    for (uint h = 0; h < MAX_HEADS; h++) {
+        if (h < hpg) {
+            acc[h] = fma(float4(weight[h]), value, acc[h]);
+        }
     }
 }
 
@@ -255,7 +259,8 @@ kernel void o1c_sum(device const uint* meta [[buffer(0)]],
     const uint end_of_ring = u.ns + ring.len - oldest;
 
     float4 acc[MAX_HEADS];
-    for (uint h = 0; h < u.hpg; h++) {
+#pragma unroll
+    for (uint h = 0; h < MAX_HEADS; h++) {
         acc[h] = 0.0f;
     }
     device const float* weight = sc + (i * u.ng + g) * (u.ns + u.w) * u.hpg;
@@ -276,8 +281,11 @@ kernel void o1c_sum(device const uint* meta [[buffer(0)]],
     }
 
     device float4* to = pz + ((i * u.ng + g) * PIECES + piece) * u.hpg * d4 + x;
-    for (uint h = 0; h < u.hpg; h++) {
-        to[h * d4] = acc[h];
+#pragma unroll
+    for (uint h = 0; h < MAX_HEADS; h++) {
+        if (h < u.hpg) {
+            to[h * d4] = acc[h];
+        }
     }
 }
 

@@ -47,7 +47,7 @@ _LANGUAGE = (
 _WARNINGS = (
     "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-duplicate-decl-specifier",
     "-Wno-unused-value", "-Wno-unknown-pragmas", "-Wno-invalid-offsetof", "-Wno-c++20-extensions",
-    "-Wno-c++2b-extensions", "-Wno-c99-extensions", "-Wno-undefined-internal", "-Wno-undefined-inline",
+    "-Wno-c++2b-extensions", "-Wno-c99-extensions", "-Werror=undefined-internal", "-Werror=undefined-inline",
     "-Wno-missing-declarations", "-Wno-pass-failed", "-Wno-attributes",
     "-Wno-gnu-zero-variadic-macro-arguments",
 )  # fmt: skip

@@ -38,10 +38,12 @@ _WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(\w)__msl\b", r"\1"),
         (r"\bmsl_id_(\w+)", r"\1"),
         (r"\(anonymous namespace\)::", ""),
+        (r" \[-W[\w+#=,-]+\]$", ""),
+        (r"^function ('.*') has internal linkage but is not defined$", r"function \1 is used but not defined"),
+        (r"^inline function ('.*') is not defined$", r"function \1 is used but not defined"),
         (r"^use of type '(double\d?)' requires .*", r"'\1' is not supported in Metal"),
         (r" in C\+\+ for OpenCL\b[^']*", " in Metal"),
         (r"\bC\+\+ for OpenCL\b|\bOpenCL\b", "Metal"),
-        (r" \[-W[\w+#=-]+\]$", ""),
     )
 )
 

@@ -7,13 +7,13 @@ import functools
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import resources
 from ..errors import CompileError
 from . import diagnostics
-from .diagnostics import Place
+from .diagnostics import Diagnostic, Place
 from .tokens import tokenize
 from .toolchain import clang
 
@@ -42,13 +42,14 @@ class Preprocessed:
     """Preprocessed text and, for each of its lines, the file and line it came from.
 
     ``files`` holds the text of every file of the user that took part (``cell`` for the cell itself),
-    ``paths`` where those lie that were read from disk on the way.
+    ``paths`` where those lie that were read from disk on the way; ``warnings`` are the preprocessor's.
     """
 
     text: str
     lines: tuple[tuple[str, int], ...]
     files: Mapping[str, str]
     paths: tuple[Path, ...] = ()
+    warnings: tuple[Diagnostic, ...] = ()
 
     def origin(self, line: int, column: int) -> Place | None:
         """Place in the user's source of a position (from 1) in ``text``; None outside the user's files."""
@@ -132,7 +133,7 @@ def preprocess(
     """
     name = path.name if path else label
     arguments = ["-E", "-x", "c++", "-std=c++17", "-undef", "-nostdinc", "-fno-caret-diagnostics"]
-    arguments += ["-fdiagnostics-print-source-range-info", "-fno-color-diagnostics", "-w"]
+    arguments += ["-fdiagnostics-print-source-range-info", "-fno-color-diagnostics"]
     arguments += ["-isystem", _stubs(), "-iquote", str(path.parent if path else Path.cwd())]
     for file in include:
         arguments += ["-iquote", str(file.parent)]
@@ -175,15 +176,18 @@ def preprocess(
             out.append(line)
             lines.append((current, number))
     result = Preprocessed("\n".join(out), tuple(lines), files, tuple(paths))
+    if not done.stderr:
+        return result
+
+    def locate(raw: str, line: int, column: int) -> Place | None:
+        known = users_file(raw)
+        return Place(known, line, column) if known else None
+
+    found = diagnostics.in_users_terms(diagnostics.parse(done.stderr), locate, result.line_of)
     if done.returncode:
-
-        def locate(raw: str, line: int, column: int) -> Place | None:
-            known = users_file(raw)
-            return Place(known, line, column) if known else None
-
-        found = diagnostics.in_users_terms(diagnostics.parse(done.stderr), locate, result.line_of)
-        raise CompileError("\n".join(d.render() for d in found) or done.stderr.strip(), found)
-    return result
+        wrong = diagnostics.errors(found)
+        raise CompileError("\n".join(d.render() for d in wrong) or done.stderr.strip(), found)
+    return replace(result, warnings=tuple(d for d in found if d.place is not None))
 
 
 def _short(file: Path, beside: Path | None) -> str:

@@ -150,7 +150,7 @@ def read(text: str, path: Path | None = None, options: Options | None = None, la
         _refuse_types(declaration, types, preprocessed)
         place = _place(declaration.token, preprocessed)
         kernels[declaration.name] = Signature(declaration, types, layouts, place)
-    return Program(preprocessed, found, options, kernels, tuple(warnings))
+    return Program(preprocessed, found, options, kernels, (*preprocessed.warnings, *warnings))
 
 
 def _indexed(kernel: KernelDeclaration, values: Sequence[int]) -> KernelDeclaration:

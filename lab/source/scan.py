@@ -256,30 +256,28 @@ class _Scanner:
             self.found.edits.append(Edit(spaces[0].offset, spaces[-1].end, ""))
 
     def _method_spaces(self, body: int, close: int) -> None:
-        """Give methods for ``constant`` and ``thread`` objects a form the compiler has."""
+        """Give methods for ``constant`` objects a form the compiler has."""
         tokens = self.tokens
-        methods: list[tuple[str, str, int]] = []  # name, address space, token index of the qualifier
+        methods: list[tuple[str, Token | None]] = []  # name and parameters, address space
         i = body + 1
         while i < close:
             if tokens[i].text in ("{", "["):
                 i = closing(tokens, i)
             elif tokens[i].text == "(":
                 end = closing(tokens, i)
-                name, j = tokens[i - 1].text, end + 1
-                while j < close and tokens[j].text in ("const", "volatile", *ADDRESS_SPACES):
-                    if tokens[j].text in ADDRESS_SPACES:
-                        methods.append((name, tokens[j].text, j))
+                method, j = " ".join(t.text for t in tokens[i - 1 : end]), end + 1
+                while j < close and tokens[j].text in ("const", "volatile"):
                     j += 1
+                space = tokens[j] if j < close and tokens[j].text in ADDRESS_SPACES else None
+                methods.append((method, space))
                 i = end
             i += 1
-        for name, space, at in methods:
-            token = tokens[at]
-            if space == "thread":  # what Metal means without a word too; a temporary is in no address space here
-                self.found.edits.append(Edit(token.offset, token.end, ""))
-            elif space == "constant":
-                twin = any(other == name and s == "device" for other, s, _ in methods)
-                # The device overload serves constant objects too; this one stays, out of the way.
-                self.found.edits.append(Edit(token.offset, token.end, "__constant" if twin else ""))
+        for method, space in methods:
+            if space is not None and space.text == "constant":
+                twins = [s.text if s else "" for other, s in methods if other == method]
+                # The overload for device objects serves constant ones too; this one stays, out of the way.
+                out_of_the_way = "device" in twins or "" in twins
+                self.found.edits.append(Edit(space.offset, space.end, "__constant" if out_of_the_way else ""))
 
     # -- variables -------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from ..source.layout import Field, ParameterType, StructLayout
 from ..source.program import Signature
 from .plan import Dispatch, Triple
 
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)".*$', re.M)
 _SCALARS = {"float32": "float", "uint32": "uint", "int32": "int", "float16": "half", "int8": "char"}
 
 
@@ -64,6 +66,19 @@ class Source:
     path: Path
     include: tuple[Path, ...] = ()
     defines: Mapping[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """Its text as one piece: what it includes by ``#include "..."`` stands in the place of that line."""
+        seen: set[Path] = set()
+
+        def read(path: Path) -> str:
+            if path in seen:
+                return ""
+            seen.add(path)
+            text = path.read_text(encoding="utf-8")
+            return _INCLUDE.sub(lambda line: read((path.parent / line[1]).resolve()), text)
+
+        return "".join(read(path.resolve()) for path in (*self.include, self.path))
 
 
 Host = Callable[[Dispatch, Mapping[str, Any], str], Mapping[str, Any]]

@@ -55,9 +55,9 @@ class Buffer:
 
     def __post_init__(self) -> None:
         rows = math.prod(self.shape[:-1])
-        for field in self.fields:
-            if math.prod(field.shape) != rows * (field.stop - field.start):
-                raise ValueError(f"{self.name} {self.shape}: {field} does not count its elements.")
+        for part in self.fields:
+            if math.prod(part.shape) != rows * (part.stop - part.start):
+                raise ValueError(f"{self.name} {self.shape}: {part} does not count its elements.")
 
     @classmethod
     def whole(

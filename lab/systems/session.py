@@ -15,7 +15,7 @@ import numpy as np
 from ..engines import registry
 from ..errors import ArgumentError
 from ..kernel import Kernel, Library, compile
-from .contract import Block, System, refusal
+from .contract import Block, Source, System, refusal
 from .plan import SCRATCH, Dispatch, Plan
 
 Arrays = dict[str, mx.array]
@@ -58,6 +58,7 @@ class Session:
         self.engine = registry.engine(engine).name
         self.guarded = guarded
         self._shipped: dict[str, Kernel] = {}
+        self._sources: dict[str, Source] = {}
         self._replaced: dict[str, Kernel] = {}
         self._scratch: Arrays = {}
 
@@ -83,6 +84,12 @@ class Session:
                 f"{self.system.name} ships no kernel '{name}' here: its files are incomplete."
             )
         return self._shipped[name]
+
+    def source(self, name: str) -> str:
+        """The text of the shipped file that has the kernel, in one piece, to be changed and given to
+        ``replace`` with ``names=name``."""
+        self.shipped(name)
+        return self._sources[name].text()
 
     def replace(
         self, source: str | Path | Library | Kernel, names: str | Iterable[str] | None = None, **options: Any
@@ -141,7 +148,8 @@ class Session:
                 source.path, include=source.include, defines=dict(source.defines), engine=self.engine
             )
             for name, kernel in library.items():
-                self._shipped.setdefault(name, kernel)
+                if name not in self._shipped:
+                    self._shipped[name], self._sources[name] = kernel, source
 
     def _unknown(self, names: list[str]) -> str:
         known = list(self.system.contracts)

@@ -277,7 +277,9 @@ def test_a_null_pointer_is_told(kernels, fault, bystanders, name):
 
 @pytest.mark.parametrize("address", [0x10_0000_0000, 0x5555_5555_5555_5550])
 def test_an_address_far_from_everything_is_not_taken_for_a_null_pointer(kernels, fault, address):
-    with fault("'made_up' touched memory that is not its own, at address 0x[0-9a-f]+, far from all of its"):
+    with fault(
+        "'made_up' touched memory that is not its own, at an? address .*, far from all of its buffers"
+    ):
         kernels.made_up(lab.empty(64), address, grid=64)
 
 
@@ -406,7 +408,7 @@ def test_endless_recursion_is_told(kernels, fault, bystanders):
     assert runs(kernels, bystanders.x)
 
 
-def test_recursion_through_a_barrier_is_refused_or_told(msl, fault, bystanders):
+def test_recursion_through_a_barrier_is_refused(msl, fault, bystanders):
     source = """
     static float deeper(float x, device float* y) {
         threadgroup_barrier(mem_flags::mem_device);

@@ -71,7 +71,10 @@ def random_chunks(rng: np.random.Generator, sizes: Sizes, rows: int) -> dict[str
         {"chunks": 7, "path": "matmul"},
         {"path": "matmul"},
         {"path": "token"},
-        {"chunks": [9, 1, 1, 4, 9, 9, 9, 1, 8, 9], "path": ["matmul", "token", "chunk"] * 3 + ["chunk"]},
+        {
+            "chunks": [9, 1, 5, 4, 1, 9, 9, 1, 8, 9, 4],
+            "path": ["matmul", "token", "chunk"] * 3 + ["chunk"] * 2,
+        },
     ],
     ids=str,
 )

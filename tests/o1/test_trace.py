@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 
 import lab
 import lab.o1
-from lab import resources
 
 # Windows that differ, a ring that wraps, all three paths; head 1 has no far field (its denominator is 0).
 SIZES = lab.o1.Sizes(ng=2, hpg=2, d=128, w=40, ns=3, m=5, windows=(0, 33))
@@ -42,16 +42,6 @@ def clean() -> tuple[Layer, lab.systems.Trace]:
 
     trace.reference = remembered
     return given, trace
-
-
-def shipped_source(kernel: str) -> str:
-    """The text of the shipped file that has ``kernel``, with what it includes."""
-    folder = resources.kernels() / "o1"
-    for path in sorted(folder.glob("*.metal")):
-        text = path.read_text()
-        if f"void {kernel}(" in text:
-            return text.replace('#include "o1_common.h"', (folder / "o1_common.h").read_text())
-    raise AssertionError(kernel)
 
 
 def own_lines(kernel: str, text: str) -> slice:
@@ -118,7 +108,8 @@ def test_a_mistake_is_found_at_the_dispatch_that_has_it(
     clean: tuple[Layer, lab.systems.Trace], kernel: str, right: str, wrong: str
 ) -> None:
     given, reference = clean
-    text = shipped_source(kernel)
+    session = lab.o1.session()
+    text = session.source(kernel)
     where = own_lines(kernel, text)
     mine = text[where]
     changed = (
@@ -127,7 +118,6 @@ def test_a_mistake_is_found_at_the_dispatch_that_has_it(
     if right in mine:
         changed += text[where.stop :]
     assert changed != text, f"{kernel} has no {right!r} any more: plant this mistake anew"
-    session = lab.o1.session()
     session.replace(changed, names=kernel)
     trace = session.trace(*given, **HOW)
     trace.reference = lambda of, chunk: reference.expected_of(chunk)
@@ -136,3 +126,146 @@ def test_a_mistake_is_found_at_the_dispatch_that_has_it(
     assert found.kernel == kernel
     assert trace[found.step].replaced
     print(found)
+
+
+def test_the_shipped_kernels_do_not_deviate(clean: tuple[Layer, lab.systems.Trace]) -> None:
+    _, trace = clean
+    assert trace.first_deviation() is None
+    kernels = {d.kernel for d in trace.deviations}
+    assert kernels == {d.kernel for path in lab.o1.PATHS for d in lab.o1.plan(SIZES, path, 1).dispatches}
+    # What the tolerances leave out is little: they are a few times what rounding comes to.
+    assert max(d.roundings / d.tolerance for d in trace.deviations if d.tolerance) > 0.02
+    assert max(d.relative for d in trace.deviations) < 2e-6
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_random_layers_do_not_deviate(seed: int, number: int) -> None:
+    rng = np.random.default_rng(seed + number)
+    w = int(rng.integers(4, 20))
+    sizes = lab.o1.Sizes(
+        ng=2,
+        hpg=int(rng.integers(1, 5)),
+        d=int(rng.choice([128, 256])),
+        w=w,
+        ns=int(rng.integers(0, 4)),
+        m=int(rng.integers(1, 33)),
+        windows=(0, int(rng.integers(1, w + 1))),
+    )
+    chunks = [1, 1, 1, *rng.integers(1, sizes.longest_chunk + 1, 7).tolist(), 1, 1]
+    path = ["token"] * 2 + [str(p) for p in rng.choice(["chunk", "matmul"], 8)] + ["token"] * 2
+    state, q, k, v = lab.o1.example(sizes, sum(chunks), seed)
+    print(sizes, chunks, path)
+    assert lab.o1.trace(state, q, k, v, chunks=chunks, path=path).first_deviation() is None
+
+
+def test_a_sealed_layer_with_a_signed_mixing_matrix_does_not_deviate(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = lab.o1.Sizes(ng=2, hpg=2, d=32, w=12, ns=2, m=6)
+    prefix = rng.standard_normal((20, 2, 32)), rng.standard_normal((20, 4, 32))
+    sinks = rng.standard_normal((2, 2, 2, 32))
+    state = lab.o1.seal(sizes, *prefix, *sinks)
+    assert (np.asarray(state.mu) < 0).any()
+    _, q, k, v = lab.o1.example(sizes, 60, seed)
+    for path in ("chunk", "matmul"):
+        assert lab.o1.trace(state, q, k, v, chunks=10, path=path).first_deviation() is None
+
+
+def test_a_trace_ends_as_a_run_does_bit_for_bit(clean: tuple[Layer, lab.systems.Trace]) -> None:
+    (state, *rows), trace = clean
+    assert state.tokens == 0, "tracing leaves the state alone"
+    again = state.copy()
+    out = lab.o1.session().run(again, *rows, **HOW)
+    end = trace.buffers_at(len(trace))
+    np.testing.assert_array_equal(end["out"], out)
+    for name, array in again.arrays.items():
+        np.testing.assert_array_equal(end[name], array)
+
+
+def test_a_layer_can_go_on_from_any_chunk_of_a_trace(clean: tuple[Layer, lab.systems.Trace]) -> None:
+    (_, *rows), trace = clean
+    chunk = 4
+    back = trace.buffers_at(trace.chunks[chunk].first_step)
+    state = lab.o1.State(SIZES, back)
+    start = sum(CHUNKS[:chunk])
+    rest = [x[start:] for x in rows]
+    out = lab.o1.session().run(state, *rest, chunks=CHUNKS[chunk:], path=PATHS[chunk:])
+    np.testing.assert_array_equal(out, trace.buffers_at(len(trace))["out"][start:])
+
+
+def test_a_trace_may_begin_in_the_middle_of_a_sequence(seed: int) -> None:
+    state, q, k, v = layer(seed)
+    lab.o1.run(state, q[:70], k[:70], v[:70])
+    trace = lab.o1.trace(state, q[70:120], k[70:120], v[70:120], chunks=25)
+    assert trace.first_deviation() is None and trace.deviations
+
+
+def test_without_known_tokens_nothing_is_compared() -> None:
+    state, q, k, v = layer(1)
+    trace = lab.o1.trace(lab.o1.State(SIZES, state.arrays), q[:9], k[:9], v[:9])
+    assert trace.deviations == [] and len(trace) == 11
+
+
+def test_changes_are_shown_where_they_are(clean: tuple[Layer, lab.systems.Trace]) -> None:
+    _, trace = clean
+    commit = next(s for s in trace if s.kernel == "o1c_ring_commit" and s.chunk == 1)
+    assert commit.written == ("ring_k", "ring_v")
+    changed = commit.changed("ring_k")
+    # Chunk 1 brings 33 rows after 20: slots 20..39 and 0..12 of 40, slots 20..32 and 0..19 of 33.
+    assert changed.any(-1)[0].nonzero()[0].tolist() == [*range(13), *range(20, 40)]
+    assert changed.any(-1)[1].nonzero()[0].tolist() == [*range(33)]
+    add = next(s for s in trace if s.kernel == "o1c_add" and s.chunk == 1)
+    assert add.changed("out").any((-1, -2)).nonzero()[0].tolist() == [*range(20, 53)]
+    assert not add.changed("ring_k").any()
+
+
+def test_elements_are_named_in_the_systems_terms(clean: tuple[Layer, lab.systems.Trace]) -> None:
+    _, trace = clean
+
+    def told(kernel: str, chunk: int, buffer: str, *index: int) -> tuple[str, str]:
+        step = next(s for s in trace if s.kernel == kernel and s.chunk == chunk)
+        return step.describe(buffer, index)
+
+    # Chunk 1 has len 20, head 0. Row 30 of group 1, window 33, evicts 18: it sees slot 18 first.
+    assert told("o1c_score", 1, "sc", 30, 1, 2, 1) == ("", "row 30, group 1, column 2, head 1 (sink 2)")
+    assert told("o1c_score", 1, "sc", 30, 1, 4, 0)[1].endswith("(ring slot 19)")
+    assert told("o1c_score", 1, "sc", 30, 1, 5, 0)[1].endswith("(chunk row 0)")
+    # Chunk 2, by matrix products: group 1 has len 33 and head 20, so column 3 is slot 20.
+    assert told("matmul_scores", 2, "sc", 3, 7, 4)[1] == "group 1, head 1, row 7, column 4 (ring slot 21)"
+    assert told("o1c_gather", 2, "kp", 1, 40, 0)[1].endswith("(chunk row 4)")
+    assert told("o1c_gather", 2, "kp", 1, 72, 0)[1].endswith("(empty)")
+    assert told("o1c_ring_commit", 1, "ring_k", 0, 25, 3) == (
+        "",
+        "group 0, slot 25, dimension 3 (of chunk row 5)",
+    )
+    plane = SIZES.ghm * 64
+    assert told("o1c_far_e", 1, "s", plane + 64 * 13 + 9) == ("zc", "group 1, head 0, landmark 3, row 9")
+    assert told("o1c_far_e", 1, "s", 2 * plane + 13) == ("M'", "group 1, head 0, landmark 3")
+    assert told("o1c_far_commit", 1, "mz", 3, 7) == ("z", "group 1, head 1, landmark 2")
+    assert told("o1c_far", 1, "hd", 5, 2, 1) == ("far denominator", "row 5, group 1, head 0")
+    assert told("o1c_tok_near", 4, "part", 1, 3, 7, 0, 2)[0] == ""  # an unwritten word
+    assert told("o1c_tok_near", 4, "part", 1, 3, 7, 0, 6) == (
+        "values",
+        "group 1, split 3, stripe 7, head 0, dimension 2",
+    )
+    assert told("o1c_tok_far", 4, "fo", 3, 6) == ("gains", "group 1, head 1, landmark 2")
+    assert told("o1c_meta", 1, "meta", 1, 2) == ("far", "group 1")
+
+
+def test_a_trace_is_cheap_where_little_changes() -> None:
+    sizes = lab.o1.Sizes(ng=2, hpg=1, d=128, w=2048, ns=0, m=2)
+    state, q, k, v = lab.o1.example(sizes, 40)
+    trace = lab.o1.trace(state, q, k, v, path="token")
+    rings = 2 * state.ring_k.nbytes
+    assert trace.nbytes < 1.5 * rings, "40 tokens change a slot of a group each"
+
+
+def test_a_saved_trace_has_its_reference_again(seed: int, tmp_path: Path) -> None:
+    state, q, k, v = layer(seed)
+    lab.o1.run(state, q[:50], k[:50], v[:50])
+    trace = lab.o1.trace(state, q[50:90], k[50:90], v[50:90], chunks=20)
+    again = lab.o1.load_trace(trace.save(tmp_path))
+    assert again.deviations == trace.deviations and again.about["sizes"]["w"] == SIZES.w
+    for old, new in zip(trace, again, strict=True):
+        for buffer in old.dispatch.writes:
+            np.testing.assert_array_equal(new.expected(buffer).values, old.expected(buffer).values)
+    assert again[9].describe("ring_k", (0, 5, 0)) == trace[9].describe("ring_k", (0, 5, 0))

@@ -172,6 +172,31 @@ def test_a_refusal_points_into_the_cell(source, line, column, word):
     assert source.split("\n")[line - 1] in str(found)
 
 
+@pytest.mark.parametrize(
+    ("source", "line", "word"),
+    [
+        ("int a;\n#warning to be checked\n", 2, "to be checked"),
+        ("#define N 1\n#define N 2\n", 2, "'N' macro redefined"),
+    ],
+)
+def test_a_warning_comes_with_the_text(source, line, word):
+    (found,) = preprocess(source).warnings
+    assert (found.level, found.place and found.place.line) == ("warning", line)
+    assert word in found.text
+
+
+def test_a_source_that_defines_what_an_option_does_is_warned():
+    (found,) = preprocess("#define N 1\nint a = N;", defines={"N": "2"}).warnings
+    assert "'N' macro redefined" in found.text
+
+
+def test_our_headers_raise_no_warning():
+    source = (
+        "#include <metal_stdlib>\n#include <metal_simdgroup>\n#include <simd/simd.h>\n#import <metal_math>\n"
+    )
+    assert preprocess(source).warnings == ()
+
+
 def test_a_refusal_in_an_included_file_names_it(tmp_path):
     (tmp_path / "part.h").write_text("\n  #error stop\n")
     found = refusal('#include "part.h"\n', tmp_path / "main.metal")

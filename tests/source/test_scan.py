@@ -332,9 +332,15 @@ def test_constructors_that_differ_in_a_template_s_condition_both_stay():
     assert rewritten(source) == source.replace(" thread", " ").replace("  {}", " {}")
 
 
-def test_a_method_for_thread_objects_serves_temporaries_too():
+def test_methods_for_several_address_spaces_stay():
     source = "struct S { int f() const thread { return 1; } int f() const device { return 2; } };"
-    assert rewritten(source) == source.replace("thread ", "")
+    assert rewritten(source) == source
+
+
+@pytest.mark.parametrize("space", ["device", ""])
+def test_a_method_for_constant_memory_steps_aside_for_one_that_serves_it(space):
+    source = f"struct S {{ int f() const {space} {{ return 1; }} int f() const constant {{ return 2; }} }};"
+    assert "const __constant {" in rewritten(source)
 
 
 def test_a_struct_after_conditions_in_a_template_s_parameters_is_found():

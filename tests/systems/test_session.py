@@ -137,6 +137,18 @@ def test_all_or_none_of_a_source_is_taken(session: systems.Session) -> None:
     assert not session.replaced
 
 
+def test_a_shipped_source_comes_in_one_piece_to_be_changed(tmp_path: Path, session: systems.Session) -> None:
+    (tmp_path / "args.h").write_text(ARGS)
+    head, _, rest = toy.SHIPPED.partition(ARGS)
+    path = tmp_path / "toy.metal"
+    path.write_text(f'{head}#include "args.h"\n{rest}')
+    system = systems.System("toy", (systems.Source(path),), toy.CONTRACTS, toy.TYPES)
+    text = systems.Session(system).source("toy_scale")
+    assert '"args.h"' not in text and text.count(ARGS) == 1
+    session.replace(text.replace("u.factor *", "2.0f * u.factor *"), names="toy_scale")
+    np.testing.assert_array_equal(results(session, X, 4), expected(X, 4, 6.0))
+
+
 # ---- what fits -----------------------------------------------------------------------------------------
 
 FOREIGN = f"""{HEAD}

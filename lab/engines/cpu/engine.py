@@ -6,6 +6,7 @@ import functools
 import json
 import pickle
 import re
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -133,8 +134,9 @@ class CpuExecutable:
         self.unit = unit
         self.code = code
         self._description = description
-        self._loaded = Loaded(code.object_code)
-        self._entry = self._loaded.address("msl_groups" if code.executor == "loop" else "msl_thread")
+        entry = "msl_groups" if code.executor == "loop" else "msl_thread"
+        self._loaded = Loaded([code.object_code], [entry], runtime().imports)
+        self._entry = self._loaded.address(entry)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CpuExecutable, (self.kernel, self.unit, self.code, self._description)
@@ -227,6 +229,8 @@ class CpuBinding:
             return self._unmet(job, where)
         if job.thread >= 0:
             where = f"thread {job.thread} of {where}"
+        if job.signal in (signal.SIGILL, signal.SIGTRAP):
+            return f"Kernel '{kernel}' stopped at a trap, or at code that cannot be reached, in {where}."
         if job.region == STACK_GUARD:
             return (
                 f"Kernel '{kernel}' ran out of stack in {where}: a function calls itself without end, "
@@ -263,7 +267,7 @@ class CpuBinding:
     def _nearest(self, address: int, launch: LaunchRecord, blocks: Mapping[int, Block]) -> str:
         if address < 4096:
             return "through a null pointer"
-        best: tuple[int, str] = (_FAR, f"at address {address:#x}, far from all of its buffers")
+        best: tuple[int, str] = (_FAR, f"at {_shown(address)}, far from all of its buffers")
         for a in self._arguments:
             start = launch.buffer[a.index]
             if not start:
@@ -281,7 +285,12 @@ class CpuBinding:
         return f"Kernel '{kernel}' wrote to memory that is not its own, {_outside(argument, stray.offset)}."
 
 
+_NOWHERE = (1 << 64) - 1  # what the runtime notes where the processor names no address
 _FAR = 64 << 30  # bytes beyond which an address has nothing to do with a buffer
+
+
+def _shown(address: int) -> str:
+    return "an address that no memory can have" if address == _NOWHERE else f"address {address:#x}"
 
 
 def _outside(a: Argument, offset: int) -> str:

@@ -62,6 +62,7 @@ typedef struct Fibers {
     Context scheduler;
     Job* job;
     char *stacks, *memory;
+    uint32_t stride;  // stacks from one guard to the next
     Simdgroup simdgroups[THREADS / LANES];
 } Fibers;
 
@@ -76,11 +77,14 @@ uint64_t lab_fiber_shared(const Fibers* f, const Job* job) {
     return f ? (uint64_t)(uintptr_t)(f->memory + SHARED - job->shared) : 0;
 }
 
+// Up to the largest reach of a 32-bit index around it, an address is told by what it lies nearest to.
 int lab_fiber_region(const Fibers* f, const char* address) {
     if (!f) return PLAIN;
-    if (address >= f->memory - PAGE && address < f->memory + SHARED + PAGE) return THREADGROUP_MEMORY;
-    if (address < f->stacks || address >= f->stacks + (size_t)THREADS * STACK) return PLAIN;
-    return (size_t)(address - f->stacks) % STACK < PAGE ? STACK_GUARD : PLAIN;
+    const ptrdiff_t reach = (ptrdiff_t)32 << 30, stacks = (ptrdiff_t)THREADS * STACK;
+    if (address >= f->stacks && address < f->stacks + stacks)
+        return (size_t)(address - f->stacks) % ((size_t)f->stride * STACK) < PAGE ? STACK_GUARD : PLAIN;
+    if (address >= f->memory - reach && address < f->memory + SHARED + reach) return THREADGROUP_MEMORY;
+    return PLAIN;
 }
 
 // ---- switching ---------------------------------------------------------------------------------------------
@@ -341,25 +345,24 @@ __attribute__((used)) void lab_fiber_main(Fibers* f) {
 
 // ---- threadgroups ------------------------------------------------------------------------------------------------
 
-static Fibers* make_fibers(void) {
+// Stacks with a guard below each, or below every `stride`th where there are so many workers that the system would
+// run out of separate ranges; an overflow then runs through stacks of the same threadgroup before it is caught.
+static Fibers* make_fibers(uint32_t stride) {
     size_t control = (sizeof(Fibers) + PAGE - 1) / PAGE * PAGE;
-    size_t shared = SHARED + 2 * PAGE, size = control + shared + (size_t)THREADS * STACK;
-    char* memory = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+    char* memory = mmap(NULL, control, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return NULL;
     Fibers* f = (Fibers*)memory;
-    int bad = mprotect(memory, control, PROT_READ | PROT_WRITE);
-    char* between = memory + control + PAGE;  // a page without access on either side of it
-    bad |= mprotect(between, SHARED, PROT_READ | PROT_WRITE);
-    char* stacks = memory + control + shared;
-    for (int i = 0; i < THREADS; ++i)
-        bad |= mprotect(stacks + (size_t)i * STACK + PAGE, STACK - PAGE, PROT_READ | PROT_WRITE);
-    if (bad) {
-        munmap(memory, size);
-        return NULL;
+    f->memory = lab_reserve_around(SHARED + 2 * PAGE);
+    f->stacks = lab_reserve_around((size_t)THREADS * STACK);
+    f->stride = stride;
+    int bad = !f->memory || !f->stacks;
+    if (!bad) {
+        f->memory += PAGE;  // no access on either side, however little room there is
+        bad = mprotect(f->memory, SHARED, PROT_READ | PROT_WRITE);
     }
-    f->stacks = stacks;
-    f->memory = between;
-    return f;
+    for (uint32_t i = 0; i < THREADS && !bad; i += stride)
+        bad = mprotect(f->stacks + (size_t)i * STACK + PAGE, (size_t)stride * STACK - PAGE, PROT_READ | PROT_WRITE);
+    return bad ? NULL : f;
 }
 
 static void begin(Fibers* f, uint32_t threads) {
@@ -428,7 +431,7 @@ static uint32_t extent(uint32_t grid, uint32_t position, uint32_t size) {
 }
 
 void lab_run_fibers(Worker* w, Job* job, uint64_t first, uint64_t count) {
-    if (!w->fibers) w->fibers = make_fibers();
+    if (!w->fibers) w->fibers = make_fibers(job->workers > 16 ? 8 : 1);
     Fibers* f = w->fibers;
     if (!f) {
         lab_claim_fault(job, NO_MEMORY);

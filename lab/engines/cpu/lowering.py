@@ -83,6 +83,7 @@ def _is_primitive(name: str) -> bool:
 def lower(text: str) -> Lowered:
     """Lower a module whose ``msl_thread`` holds all its primitives. Raises EngineError for what can't be."""
     lines = text.split("\n")
+    _refuse_elsewhere(lines)
     module = ir.parse(_entry_only(lines))
     function = _split(module.functions[ENTRY])
     primitives = [
@@ -350,6 +351,22 @@ def _entry_only(lines: Sequence[str]) -> str:
         if line == "}":
             inside = False
     return "\n".join(kept)
+
+
+def _refuse_elsewhere(lines: Sequence[str]) -> None:
+    """Primitives in functions that could not be inlined: those that call themselves."""
+    current = ""
+    for line in lines:
+        head = _DEFINE.match(line)
+        if head:
+            current = head[1]
+        elif line == "}":
+            current = ""
+        elif current not in ("", ENTRY) and "call " in line and any(map(_is_primitive, _CALL.findall(line))):
+            raise EngineError(
+                "A function that calls itself, which Metal does not allow, uses barriers, simdgroup operations or "
+                "threadgroup memory: write it as a loop."
+            )
 
 
 def _split(function: ir.Function) -> ir.Function:

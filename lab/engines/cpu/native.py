@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -94,32 +95,39 @@ def _run(module: Any, passes: Callable[[Any], Any]) -> None:
     passes(builder).run(module, builder)
 
 
-class Loaded:
-    """Object code in memory. Lives as long as this object does."""
+@functools.cache
+def _linker() -> Any:
+    # JITLink: it keeps a library's parts together in memory, and answers with errors rather than an abort.
+    return _llvm().create_lljit_compiler(use_jit_link=True, suppress_errors=True)
 
-    def __init__(self, *parts: bytes) -> None:
+
+_numbers = itertools.count()
+
+
+class Loaded:
+    """Object code in memory, as long as this object lives.
+
+    ``exports`` are the functions to be found in it, ``imports`` addresses of functions it may call besides
+    those of the process. Raises EngineError where one is missing.
+    """
+
+    def __init__(self, parts: Sequence[bytes], exports: Sequence[str], imports: Mapping[str, int]) -> None:
         with _lock:
-            llvm = _llvm()
-            self._engine = llvm.create_mcjit_compiler(
-                llvm.parse_assembly(""), _target_machine_for_loading(), use_lmm=True
-            )
+            builder = _llvm().JITLibraryBuilder().add_current_process()
             for code in parts:
-                self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-            self._engine.finalize_object()
+                builder.add_object_img(code)
+            for name in exports:
+                builder.export_symbol(name)
+            for name, address in imports.items():
+                builder.import_symbol(name, address)
+            try:
+                self._tracker = builder.link(_linker(), f"lab-{next(_numbers)}")
+            except RuntimeError as problem:
+                raise EngineError(f"The compiled kernel cannot be loaded: {problem}.") from None
 
     def address(self, name: str) -> int:
-        """Address of a function. Raises EngineError where there is none."""
-        with _lock:
-            found = self._engine.get_function_address(name)
-        if not found:
-            raise EngineError(f"The compiled kernel has no {name}.")
-        return found
-
-
-def _target_machine_for_loading() -> Any:
-    # An execution engine takes its target machine for its own, so each gets one.
-    llvm = _llvm()
-    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
+        """Address of an exported function."""
+        return self._tracker[name]
 
 
 class Job(ctypes.Structure):
@@ -138,6 +146,7 @@ class Job(ctypes.Structure):
         ("state", ctypes.c_int32),
         ("wanted", ctypes.c_int32),
         ("active", ctypes.c_int32),
+        ("workers", ctypes.c_int32),
         ("signal", ctypes.c_int32),
         ("address", ctypes.c_uint64),
         ("group", ctypes.c_uint64),
@@ -154,11 +163,21 @@ STACK_GUARD, THREADGROUP_MEMORY = 1, 2  # regions
 _STEP = 50_000_000  # nanoseconds between two looks at the keyboard
 
 
+_FUNCTIONS = ("lab_start", "lab_run", "lab_wait", "lab_cancel", "lab_reserve", "lab_commit", "lab_decommit")
+_MEETINGS = ("lab_enter", "lab_meet", "lab_meet64", "lab_shuffle", "lab_barrier")
+_HALVES = ("__extendhfsf2", "__truncsfhf2", "__truncsfbf2")  # for processors without half precision
+
+
 class Runtime:
     """The runtime of this process: workers, and memory with guards around it."""
 
     def __init__(self) -> None:
-        self._code = Loaded(*(_runtime_code(part) for part in ("runtime.c", "fibers.c")))
+        halves = _HALVES if platform.machine().lower() in ("x86_64", "amd64") else ()
+        for_kernels = (*_MEETINGS, *halves)
+        parts = [_runtime_code(part) for part in ("runtime.c", "fibers.c")]
+        self._code = Loaded(parts, (*_FUNCTIONS, *for_kernels), {})
+        self.imports = {name: self._code.address(name) for name in for_kernels}
+        """What kernels may call, by name."""
         u64, i32, pointer = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
         self._start = self._function("lab_start", i32, i32)
         self._run = self._function("lab_run", i32, pointer, u64)
@@ -167,12 +186,6 @@ class Runtime:
         self.reserve = self._function("lab_reserve", u64, u64)
         self.commit = self._function("lab_commit", i32, u64, u64)
         self.decommit = self._function("lab_decommit", None, u64, u64)
-        llvm = _llvm()
-        names = ["lab_enter", "lab_meet", "lab_meet64", "lab_shuffle", "lab_barrier"]
-        if platform.machine().lower() in ("x86_64", "amd64"):
-            names += ["__extendhfsf2", "__truncsfhf2", "__truncsfbf2"]
-        for name in names:
-            llvm.add_symbol(name, self._code.address(name))
         self._busy = threading.Lock()
         self.workers = 0  # started with the first dispatch
         if hasattr(os, "register_at_fork"):
@@ -199,6 +212,7 @@ class Runtime:
             if not self.workers:
                 self._begin()
             job.launch, job.total = ctypes.addressof(launch), groups
+            job.workers = self.workers
             job.chunk = max(1, min(groups // (self.workers * 16), 1 << 20))
             address = ctypes.addressof(job)
             try:

@@ -41,6 +41,7 @@ typedef struct Job {
     _Atomic int32_t state;  // RUNNING, or why it stopped early
     int32_t wanted;         // workers still to join
     int32_t active;         // workers in it
+    int32_t workers;        // of the pool
     int32_t signal;         // of the first fault
     uint64_t address;       // the address it touched
     uint64_t group;         // the threadgroup it happened in

@@ -85,7 +85,8 @@ def measure(sizes: lab.o1.Sizes, state: lab.o1.State, rows: int, rounds: int) ->
     dispatches: dict[str, list[list[float]]] = {path: [] for path in paths}
     wholes: dict[str, list[float]] = {name: [] for name in (*paths, *peers)}
     plans = {path: lab.o1.plan(sizes, path, rows) for path in paths}
-    for _ in range(rounds + 1):  # the first one compiles, and is not counted
+    state = state.copy()  # what follows pushes chunk after chunk
+    for _ in range(rounds * max(1, 8 // rows) + 1):  # the first one compiles, and is not counted
         for path, plan in plans.items():
             arrays = {**state.arrays, **inputs}
             started = time.perf_counter()

@@ -233,8 +233,9 @@ def _from_numpy(slot: Slot, value: np.ndarray, in_place: bool) -> Argument:
     if value.dtype.names is not None:
         return _from_records(slot, value, in_place)
     if value.dtype.name not in _DTYPES:
-        none = "kernels have no type for its dtype"
-        raise slot.refuse(value, "use .astype(np.float32)" if value.dtype == np.float64 else none)
+        if value.dtype == np.float64 and not slot.element.struct:
+            raise slot.refuse(value, _conversion(value, slot.element.dtype))
+        raise slot.refuse(value, "kernels have no type for its dtype")
     if not value.dtype.isnative:
         raise slot.refuse(value, "its bytes are in the other order")
     _check_elements(slot, value.dtype.name, value.size, value)
@@ -299,8 +300,7 @@ def _check_elements(slot: Slot, dtype: str, size: int, value: Any) -> None:
         if dtype not in ("uint8", "int8"):
             raise slot.refuse(value, _forms(slot))
     elif dtype != element.dtype and element.scalar != "void":
-        wanted = f"mx.{element.dtype}"
-        raise slot.refuse(value, f"use .astype({wanted}) or, for the same bits, .view({wanted})")
+        raise slot.refuse(value, _conversion(value, element.dtype))
     nbytes = size * _SIZES[dtype]
     if nbytes % (element.size or 1):
         unit = f"{element.lanes} {element.dtype} values" if element.lanes > 1 else f"{element.size} bytes"
@@ -308,6 +308,19 @@ def _check_elements(slot: Slot, dtype: str, size: int, value: Any) -> None:
         raise slot.refuse(value, f"its size must be a multiple of {unit}{room}")
     if slot.single and nbytes < element.size * element.count:
         raise slot.refuse(value, f"it holds {nbytes} bytes and {element.size * element.count} are read")
+
+
+def _conversion(value: Any, dtype: str) -> str:
+    """How to make an array of ``dtype`` of ``value``."""
+    dtype = "bool_" if dtype == "bool" else dtype
+    if isinstance(value, Empty):
+        return f"give lab.empty a dtype of mx.{dtype}"
+    if isinstance(value, np.ndarray) and dtype == "bfloat16":
+        return "NumPy has no such dtype: use mx.array(...).astype(mx.bfloat16)"
+    wanted = f"{'np' if isinstance(value, np.ndarray) else 'mx'}.{dtype}"
+    if isinstance(value, np.ndarray) and value.dtype == np.float64:
+        return f"use .astype({wanted})"
+    return f"use .astype({wanted}) or, for the same bits, .view({wanted})"
 
 
 # ---- values --------------------------------------------------------------------------------------------

@@ -295,6 +295,23 @@ def test_an_array_of_another_dtype_is_told_how_to_convert(kernels):
 
 
 @pytest.mark.parametrize(
+    ("scalar", "given", "words"),
+    [
+        ("float", np.zeros(4, np.int64), "use .astype(np.float32) or, for the same bits, .view(np.float32)."),
+        ("float", np.zeros(4), "use .astype(np.float32)."),
+        ("int", np.zeros(4), "use .astype(np.int32)."),
+        ("bool", np.zeros(4, np.uint8), "use .astype(np.bool_) or"),
+        ("bool", mx.zeros(4, mx.uint8), "use .astype(mx.bool_) or"),
+        ("bfloat", np.zeros(4, np.float32), "use mx.array(...).astype(mx.bfloat16)."),
+        ("int", empty(4, mx.float32), "give lab.empty a dtype of mx.int32."),
+    ],
+)
+def test_the_way_to_convert_is_one_that_works(msl, scalar, given, words):
+    kernel = msl(f"kernel void f(device {scalar}* x) {{ x[0] = {scalar}(1); }}").f
+    assert words in refused(kernel, given, grid=1)
+
+
+@pytest.mark.parametrize(
     "array", [np.zeros(4), np.zeros(4, complex), mx.zeros(4, mx.complex64), np.array(["a"])]
 )
 def test_dtypes_kernels_have_no_type_for_are_refused(kernels, array):

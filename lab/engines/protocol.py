@@ -86,7 +86,9 @@ class Description:
 class Binding(Protocol):
     """An executable with its arguments."""
 
-    def run(self, geometry: Geometry, threadgroup_memory: Mapping[int, int], *, isolate: bool = False) -> list[Any]:
+    def run(
+        self, geometry: Geometry, threadgroup_memory: Mapping[int, int], *, isolate: bool = False
+    ) -> list[Any]:
         """Run one dispatch; the written buffers as MLX arrays, in buffer order (none where in place).
 
         ``isolate``: in a process of its own, as far as the engine can.

@@ -12,8 +12,9 @@ import numpy as np
 
 from .. import systems
 from ..errors import ArgumentError
+from ..systems.deviation import Expectation, Expected
 from ..systems.plan import OUTPUT, Plan
-from ..systems.trace import Expectation, Expected, Step, Trace, compare, record, unwritten
+from ..systems.trace import Step, Trace, compare, record, unwritten
 from . import reference
 from .plans import plans, system
 from .sizes import Sizes

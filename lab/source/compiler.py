@@ -29,7 +29,7 @@ MATH = {
 
 # Metal's language through C++ for OpenCL, which has real address spaces.
 _LANGUAGE = (
-    "-x", "clcpp", "-cl-std=clc++2021", "-Xclang", "-cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64",
+    "-x", "clcpp", "-cl-std=clc++2021", "-Xclang", "-cl-ext=+all,-cl_khr_fp64,-__opencl_c_fp64",
     "-cl-no-stdinc", "-cl-single-precision-constant", "-fdeclspec", "-ffreestanding", "-nostdinc",
     # Arrays of MLX start at any multiple of 8: vector loads may assume no more than an element's alignment.
     "-fmax-type-align=4",

@@ -39,7 +39,7 @@ _WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\bmsl_id_(\w+)", r"\1"),
         (r"\(anonymous namespace\)::", ""),
         (r" \[-W[\w+#=,-]+\]$", ""),
-        (r"^function ('.*') has internal linkage but is not defined$", r"function \1 is used but not defined"),
+        (r"^function ('.*') has internal linkage but is not", r"function \1 is used but not"),
         (r"^inline function ('.*') is not defined$", r"function \1 is used but not defined"),
         (r"^use of type '(double\d?)' requires .*", r"'\1' is not supported in Metal"),
         (r" in C\+\+ for OpenCL\b[^']*", " in Metal"),

@@ -5,9 +5,10 @@ running, replacing and tracing its kernels is done here, without knowing any of 
 """
 
 from .contract import Block, Contract, Source, System
+from .deviation import Deviation, Expected
 from .plan import Buffer, Dispatch, Field, Plan
 from .session import Compared, Replacement, Session
-from .trace import Chunk, Deviation, Expected, Step, Trace, compare, record
+from .trace import Chunk, Step, Trace, compare, record
 
 __all__ = [
     "Block",

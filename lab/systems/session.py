@@ -170,7 +170,7 @@ class Session:
         try:
             for dispatch in plan.dispatches:
                 started = time.perf_counter()
-                bound.update(self.run_dispatch(dispatch, bound, guarded=self.guarded, plan=plan))
+                bound.update(self.run_dispatch(dispatch, plan, bound, guarded=self.guarded))
                 seconds.append(time.perf_counter() - started)
         finally:
             for name, array in bound.items():
@@ -180,19 +180,19 @@ class Session:
     def run_dispatch(
         self,
         dispatch: Dispatch,
+        plan: Plan,
         arrays: Mapping[str, mx.array],
         *,
         guarded: bool | None = None,
-        plan: Plan | None = None,
         kernel: Kernel | None = None,
     ) -> Arrays:
-        """Run one dispatch; the arrays it wrote by buffer name: new ones (guarded), or the very arrays.
+        """Run one dispatch of ``plan``; the arrays it wrote by name: new ones (guarded), or the very arrays.
 
-        Every buffer that the kernel could write is among them, of the system's or not. Host operations
-        take the shapes of ``plan``. ``kernel`` runs in place of the session's.
+        Every buffer that the kernel could write is among them, whether by contract or not. ``kernel`` runs in
+        place of the session's.
         """
         if dispatch.host:
-            return self._run_host(dispatch, arrays, guarded=bool(guarded), plan=plan)
+            return self._run_host(dispatch, plan, arrays, guarded=bool(guarded))
         chosen = kernel or self.kernel(dispatch.kernel)
         if guarded is None:
             guarded = chosen is not self._shipped.get(dispatch.kernel)
@@ -217,27 +217,25 @@ class Session:
         return array if array.size else mx.zeros(_DUMMY_BYTES // array.dtype.size, dtype=array.dtype)
 
     def _run_host(
-        self, dispatch: Dispatch, arrays: Mapping[str, mx.array], *, guarded: bool, plan: Plan | None
+        self, dispatch: Dispatch, plan: Plan, arrays: Mapping[str, mx.array], *, guarded: bool
     ) -> Arrays:
         operation = self.system.hosts[dispatch.host]
-        if self.engine != "cpu":
-            return dict(operation(dispatch, dict(arrays), self.engine))
+        on_cpu = self.engine == "cpu"
         views: dict[str, Any] = {}
         for name in dispatch.buffers:
-            view = np.asarray(arrays[name])
-            if guarded and name in dispatch.writes:
-                view = view.copy()
-            if plan is not None:  # scratch may be larger than this chunk needs
-                shape = plan.buffers[name].shape
-                view = view.reshape(-1)[: int(np.prod(shape))].reshape(shape)
-            views[name] = view
+            about = plan.buffers[name]
+            view = np.asarray(arrays[name]) if on_cpu else arrays[name]
+            # Scratch may be larger than this chunk needs.
+            views[name] = view.reshape(-1)[: about.size].reshape(about.shape)
+            if on_cpu and guarded and name in dispatch.writes:
+                views[name] = views[name].copy()
         results = operation(dispatch, views, self.engine)
+        if not on_cpu:
+            return {name: results[name] for name in dispatch.writes}
         for name in dispatch.writes:
             if results[name] is not views[name]:
                 views[name][...] = results[name]
-        if guarded:
-            return {name: mx.array(views[name]) for name in dispatch.writes}
-        return {name: arrays[name] for name in dispatch.writes}
+        return {name: mx.array(views[name]) if guarded else arrays[name] for name in dispatch.writes}
 
     def _scratch_for(self, plan: Plan) -> Arrays:
         """The session's scratch, grown to what ``plan`` needs: flat arrays, of which it uses the start."""

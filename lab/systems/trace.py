@@ -14,43 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import ArgumentError, KernelFault
+from .deviation import EPS, Deviation, Distances, Expectation, Expected, bits, elements_of, severity
 from .plan import SCRATCH, Buffer, Dispatch, Field, Plan
 from .session import Arrays, Compared, Session
 from .versions import Pages, Store, Version
 
 FORMAT = 1  # of saved traces
-_HUGE = 1e29  # from here on a value stands for minus or plus infinity, and says nothing of the others' size
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a buffer should hold after a dispatch, in arrays of its shape.
-
-    ``values`` (float64, or an integer dtype) count where ``defined`` (bool); elsewhere it may hold anything.
-    ``magnitude`` (float64) is what a value is made of, its parts without their signs: a float32 computation
-    is right to a small multiple of ``2**-24 * magnitude``. It is 0 where a value has to be met exactly.
-    """
-
-    values: np.ndarray
-    defined: np.ndarray
-    magnitude: np.ndarray
-
-
-class Expectation(Protocol):
-    """What a reference gives for a buffer: an ``Expected``, or anything of the same attributes."""
-
-    @property
-    def values(self) -> np.ndarray: ...
-    @property
-    def defined(self) -> np.ndarray: ...
-    @property
-    def magnitude(self) -> np.ndarray: ...
 
 
 Reference = Callable[["Trace", int], Mapping[str, Mapping[str, Expectation]]]
@@ -58,51 +33,6 @@ Reference = Callable[["Trace", int], Mapping[str, Mapping[str, Expectation]]]
 
 Explain = Callable[["Step", str, Mapping[str, int]], str]
 """Words for an element that its terms alone do not say, such as the slot of a column; "" for none."""
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """How far one field of a buffer is from what it should hold after a dispatch.
-
-    The worst element has ``value`` where ``expected`` should be, at ``index`` of the buffer and, in the
-    system's terms, at ``where``. Of it, ``absolute`` is the distance, ``relative`` the distance as a share of
-    the largest expected value of the field, and ``roundings`` the distance in units of what one rounding of
-    all that the value is made of comes to; ``tolerance`` is as many of these as are still right, and
-    ``explained`` the distance they come to. ``ulp`` is the largest distance of any element in units in the
-    last place of float32. ``fault`` is the message of a kernel that did not come to its end.
-    """
-
-    step: int
-    kernel: str
-    buffer: str
-    field: str = ""
-    absolute: float = 0.0
-    relative: float = 0.0
-    roundings: float = 0.0
-    ulp: float = 0.0
-    tolerance: float = 0.0
-    explained: float = 0.0
-    index: tuple[int, ...] = ()
-    where: str = ""
-    value: float = 0.0
-    expected: float = 0.0
-    fault: str = ""
-
-    @property
-    def exceeds(self) -> bool:
-        """Whether it is more than rounding explains."""
-        return self.fault != "" or not self.roundings <= self.tolerance
-
-    def __str__(self) -> str:
-        head = f"dispatch {self.step}, {self.kernel}"
-        if self.fault:
-            return f"{head}: {self.fault}"
-        of = f"{self.field} of {self.buffer}" if self.field else self.buffer
-        return (
-            f"{head}: {of} at {self.where} is {self.value:.9g}, expected {self.expected:.9g} "
-            f"(off by {self.absolute:.2g}, {self.relative:.2g} of the largest; "
-            f"rounding explains {self.explained:.2g})"
-        )
 
 
 @dataclass(frozen=True)
@@ -159,7 +89,7 @@ class Step:
         after = self.value(buffer)
         if not self._version_changed(buffer):
             return np.zeros(after.shape, bool)
-        return _bits(after) != _bits(self.value_before(buffer))
+        return bits(after) != bits(self.value_before(buffer))
 
     def expected(self, buffer: str) -> Expectation | None:
         """What the reference says of the buffer; None where it says nothing."""
@@ -174,7 +104,7 @@ class Step:
     @property
     def deviation(self) -> Deviation | None:
         """The worst of ``deviations``, in multiples of its tolerance; None where nothing is compared."""
-        return max(self.deviations, key=_severity, default=None)
+        return max(self.deviations, key=severity, default=None)
 
     def describe(self, buffer: str, index: int | Sequence[int]) -> tuple[str, str]:
         """The field of an element and where it is in the system's terms. ``index``: flat, or of each axis."""
@@ -210,12 +140,12 @@ class Step:
             expected = self.expected(name)
             if expected is not None:
                 for part in self.plan.buffers[name].fields:
-                    if _part(expected.defined, part).any():
+                    if elements_of(expected.defined, part).any():
                         yield self._compare(name, part, expected)
 
     def _compare(self, name: str, part: Field, expected: Expectation) -> Deviation:
         about = self.plan.buffers[name]
-        found = _Distances.of(self.value(name), expected, part)
+        found = Distances.of(self.value(name), expected, part)
         worst = found.worst
         length = part.stop - part.start
         outer = np.unravel_index(worst // length, about.shape[:-1]) if about.shape[:-1] else ()
@@ -229,7 +159,7 @@ class Step:
             float(found.roundings[worst]),
             found.ulp,
             part.tolerance,
-            part.tolerance * _EPS * float(_part(expected.magnitude, part)[worst]),
+            part.tolerance * EPS * float(elements_of(expected.magnitude, part)[worst]),
             (*map(int, outer), part.start + worst % length),
             self._words(name, part, worst),
             found.got[worst].item(),
@@ -337,7 +267,7 @@ class Trace(Sequence[Step]):
         for step in self._steps:
             bad = [d for d in step.deviations if beyond(d)]
             if bad:
-                return max(bad, key=_severity)
+                return max(bad, key=severity)
         return None
 
     def report(self) -> str:
@@ -347,7 +277,7 @@ class Trace(Sequence[Step]):
         for step in self._steps:
             by_kernel.setdefault(step.kernel, []).append(step)
         for name, steps in by_kernel.items():
-            worst = max((s.deviation for s in steps if s.deviation), key=_severity, default=None)
+            worst = max((s.deviation for s in steps if s.deviation), key=severity, default=None)
             micro = sum(s.seconds for s in steps) / len(steps) * 1e6
             told = "not compared"
             if worst is not None:
@@ -431,7 +361,7 @@ class Trace(Sequence[Step]):
                     "fault": s.fault,
                     "before": told(s.before),
                     "after": {n: i for n, i in told(s.after).items() if s.after[n] is not s.before.get(n)},
-                    "deviations": [asdict(d) for d in s.deviations],
+                    "deviations": [d.as_record() for d in s.deviations],
                 }
                 for s in self._steps
             ],
@@ -443,7 +373,9 @@ class Trace(Sequence[Step]):
         for name, versions in kept.items():
             arrays[f"numbers/{name}"] = np.concatenate([v.pages for v in versions])
             arrays[f"pages/{name}"] = self.store.pages[name].all_pages()
-        (target / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        (target / "manifest.json").write_text(
+            json.dumps(manifest, indent=1, allow_nan=False), encoding="utf-8"
+        )
         np.savez_compressed(target / "arrays.npz", **arrays)  # type: ignore[arg-type]
         return target
 
@@ -491,8 +423,7 @@ class Trace(Sequence[Step]):
             after = MappingProxyType({**before, **versions_of(s["after"])})
             how = s["seconds"], before, after, s["replaced"], s["fault"]
             trace._steps.append(Step(trace, number, s["chunk"], dispatch, *how))
-            told = ({**d, "index": tuple(d["index"])} for d in s["deviations"])
-            trace.kept_deviations.append(tuple(Deviation(**d) for d in told))
+            trace.kept_deviations.append(tuple(map(Deviation.from_record, s["deviations"])))
         return trace
 
 
@@ -518,7 +449,7 @@ def record(session: Session, plans: Sequence[Plan], arrays: Mapping[str, mx.arra
             started = time.perf_counter()
             fault, results = "", {}
             try:
-                results = session.run_dispatch(dispatch, current, guarded=True, plan=plan)
+                results = session.run_dispatch(dispatch, plan, current, guarded=True)
             except KernelFault as problem:
                 fault = str(problem)
             seconds = time.perf_counter() - started
@@ -548,7 +479,7 @@ def _compare_steps(session: Session, name: str, steps: Sequence[Step]) -> Compar
         arrays = {n: mx.array(step.value_before(n)) for n in reads}
         mx.eval(*arrays.values())
         started = time.perf_counter()
-        results = session.run_dispatch(step.dispatch, arrays, guarded=True, plan=step.plan, kernel=shipped)
+        results = session.run_dispatch(step.dispatch, step.plan, arrays, guarded=True, kernel=shipped)
         shipped_seconds += time.perf_counter() - started
         seconds += step.seconds
         worst = max([worst, *(d.relative for d in step.deviations)])
@@ -556,11 +487,11 @@ def _compare_steps(session: Session, name: str, steps: Sequence[Step]) -> Compar
             got = np.asarray(results[buffer])
             expected = step.expected(buffer)
             defined = expected.defined if expected is not None else np.ones(got.shape, bool)
-            differing += int((_bits(got) != _bits(step.value(buffer)))[defined].sum())
+            differing += int((bits(got) != bits(step.value(buffer)))[defined].sum())
             elements += int(defined.sum())
             for part in step.plan.buffers[buffer].fields if expected is not None else ():
                 assert expected is not None
-                shipped_worst = max(shipped_worst, float(_Distances.of(got, expected, part).relative.max()))
+                shipped_worst = max(shipped_worst, float(Distances.of(got, expected, part).relative.max()))
     return Compared(name, worst, shipped_worst, differing, elements, seconds, shipped_seconds)
 
 
@@ -578,78 +509,6 @@ def unwritten(buffer: Buffer) -> mx.array:
     kind = np.dtype(buffer.dtype)
     fill = np.nan if kind.kind == "f" else np.iinfo(kind).min
     return mx.array(np.full(buffer.shape, fill, kind))
-
-
-# ---- distances ------------------------------------------------------------------------------------------
-
-
-def _severity(d: Deviation) -> float:
-    """How bad a deviation is: as a multiple of its tolerance, or, where it has none, of one rounding."""
-    return float("inf") if d.fault else d.roundings / (d.tolerance or 1.0)
-
-
-def _part(array: np.ndarray, part: Field) -> np.ndarray:
-    """The elements of a field, flat, in the order of its terms."""
-    return array[..., part.start : part.stop].reshape(-1)
-
-
-def _bits(array: np.ndarray) -> np.ndarray:
-    return array.view(f"u{array.dtype.itemsize}")
-
-
-@dataclass(frozen=True)
-class _Distances:
-    """How far the elements of a field are from what they should be, flat; 0 where they are not defined."""
-
-    got: np.ndarray
-    want: np.ndarray
-    absolute: np.ndarray
-    relative: np.ndarray
-    roundings: np.ndarray
-    ulp: float
-
-    @classmethod
-    def of(cls, array: np.ndarray, expected: Expectation, part: Field) -> _Distances:
-        got, want = _part(array, part), _part(expected.values, part)
-        defined, magnitude = _part(expected.defined, part), _part(expected.magnitude, part)
-        wide, target = got.astype(np.float64), want.astype(np.float64)
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            same = ~defined | (got == want.astype(got.dtype)) | (np.isnan(wide) & np.isnan(target))
-            absolute = np.where(same, 0.0, np.abs(wide - target))
-            absolute[np.isnan(absolute)] = np.inf
-            size = np.abs(target)
-            # What stands for an infinity says nothing of the size of the others.
-            largest = size[defined & (size < _HUGE)].max(initial=_LEAST)
-            relative = absolute / np.where(size < _HUGE, largest, size)
-            relative[np.isnan(relative)] = np.inf
-            roundings = np.where(same, 0.0, absolute / (magnitude * _EPS))
-        ulp = _largest_ulp(got[~same], want[~same])
-        return cls(got, want, absolute, relative, roundings, ulp)
-
-    @property
-    def worst(self) -> int:
-        """The element that is off by the most roundings; of several, by the most."""
-        most = np.flatnonzero(self.roundings == self.roundings.max())
-        return int(most[self.absolute[most].argmax()])
-
-
-_EPS = 2.0**-24
-_LEAST = 2.0**-149  # of float32's positive values
-
-
-def _largest_ulp(got: np.ndarray, want: np.ndarray) -> float:
-    if not got.size:
-        return 0.0
-    if got.dtype.kind != "f":
-        return float(np.abs(got.astype(np.float64) - want.astype(np.float64)).max())
-    with np.errstate(over="ignore"):
-        return float(np.abs(_ordered(got.astype(np.float32)) - _ordered(want.astype(np.float32))).max())
-
-
-def _ordered(values: np.ndarray) -> np.ndarray:
-    """float32 as integers in the same order, so that neighbours differ by one: int64."""
-    bits = values.view(np.int32).astype(np.int64)
-    return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
 
 
 def _buffer_of(told: Mapping[str, Any]) -> Buffer:

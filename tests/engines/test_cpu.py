@@ -386,14 +386,15 @@ def test_faulthandler_and_the_engine_live_together():
 
 FRAGMENTED = """
 import ctypes, lab, mmap
-from lab.engines.cpu.native import Loaded, runtime
+from lab.engines.cpu import CpuEngine
+from lab.engines.cpu.native import runtime
 source = "constant int t[5] = {3, 1, 4, 1, 5}; kernel void f(device int* x) { x[0] = t[x[0]]; }"
-code = lab.compile(source).executable("f").code.object_code
+program = lab.compile(source).program
 step = 3 << 30
 base = runtime().reserve(300 * step)
 for i in range(300):
     ctypes.CDLL(None).munmap(ctypes.c_void_p(base + i * step), ctypes.c_size_t(mmap.PAGESIZE))
-kept = [Loaded(code) for _ in range(1000)]
+kept = [CpuEngine().compile(program, program.kernels["f"]) for _ in range(500)]
 print(lab.compile(source, name="again").f([2], grid=1).item())
 """
 

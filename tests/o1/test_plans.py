@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -122,3 +123,16 @@ def test_a_sequence_is_cut_into_chunks() -> None:
         cut(50, 0)
     with pytest.raises(lab.ArgumentError, match="4 rows from row 3 does not lie within 5 rows"):
         lab.o1.plan(SIZES, "chunk", 4, 3, 5)
+
+
+def test_the_hosts_products_are_the_same_in_numpy_and_mlx(rng: np.random.Generator) -> None:
+    plan = lab.o1.plan(SIZES, "matmul", 7, 2, 12)
+    system = lab.o1.system()
+    for dispatch in (d for d in plan.dispatches if d.host):
+        given = {n: rng.standard_normal(plan.buffers[n].shape, np.float32) for n in dispatch.buffers}
+        (written,) = dispatch.writes
+        by_mlx = system.hosts[dispatch.host](dispatch, {n: mx.array(a) for n, a in given.items()}, "apple")
+        by_numpy = system.hosts[dispatch.host](dispatch, given, "cpu")
+        assert by_numpy[written] is given[written], "written in place"
+        assert by_mlx[written].shape == plan.buffers[written].shape
+        np.testing.assert_allclose(by_mlx[written], by_numpy[written], rtol=1e-4, atol=1e-5)

@@ -70,6 +70,12 @@ def test_a_state_needs_every_buffer(rng: np.random.Generator) -> None:
         State(SIZES, arrays)
 
 
+def test_windows_of_meta_and_sizes_must_agree(rng: np.random.Generator) -> None:
+    state = State.fresh(SIZES, **landmarks(SIZES, rng))
+    with pytest.raises(lab.ArgumentError, match="meta gives group 1 a window of 4 slots, the sizes 5"):
+        State(Sizes(ng=2, hpg=2, d=8, w=6, ns=2, m=3, windows=(6, 5)), state.arrays)
+
+
 def test_a_copy_lives_on_its_own() -> None:
     state, q, k, v = lab.o1.example(SIZES, 9)
     lab.o1.run(state, q[:4], k[:4], v[:4])
@@ -80,6 +86,14 @@ def test_a_copy_lives_on_its_own() -> None:
         np.testing.assert_array_equal(kept.arrays[name], array)
     assert (kept.tokens, kept.history.pushed) == (4, 4)
     assert (state.tokens, state.history.pushed) == (9, 9)
+
+
+def test_a_state_made_from_arrays_leaves_them_alone() -> None:
+    state, q, k, v = lab.o1.example(SIZES, 9)
+    before = {name: np.asarray(a).copy() for name, a in state.arrays.items()}
+    lab.o1.run(State(SIZES, state.arrays), q, k, v)
+    for name, array in before.items():
+        np.testing.assert_array_equal(state.arrays[name], array)
 
 
 def test_a_state_remembers_its_tokens_in_order() -> None:

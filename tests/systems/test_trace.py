@@ -168,6 +168,16 @@ def test_a_trace_is_saved_and_loaded_as_one_record(session: systems.Session, tmp
     assert again.first_deviation() == trace.first_deviation()
 
 
+def test_what_is_not_a_number_survives_in_plain_json(session: systems.Session, tmp_path: Path) -> None:
+    trace = traced(planted(session, "toy_scale", "u.factor * x", "NAN * x"))
+    found = trace.first_deviation()
+    assert found is not None and np.isnan(found.value) and found.roundings == np.inf
+    text = (trace.save(tmp_path) / "manifest.json").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    again = systems.Trace.load(tmp_path).first_deviation()
+    assert again is not None and np.isnan(again.value) and again.roundings == np.inf
+
+
 def test_loading_says_what_is_wrong_with_a_folder(session: systems.Session, tmp_path: Path) -> None:
     with pytest.raises(lab.ArgumentError, match=r"no manifest\.json"):
         systems.Trace.load(tmp_path)

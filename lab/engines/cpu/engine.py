@@ -62,7 +62,11 @@ class Code:
 
     def packed(self) -> bytes:
         """As bytes for the cache."""
-        about = {"executor": self.executor, "sites": [astuple(s) for s in self.sites], "storage": self.storage}
+        about = {
+            "executor": self.executor,
+            "sites": [astuple(s) for s in self.sites],
+            "storage": self.storage,
+        }
         head = json.dumps(about).encode()
         return len(head).to_bytes(4, "little") + head + self.object_code
 
@@ -196,7 +200,8 @@ class CpuBinding:
         if job.shared > MAX_THREADGROUP_MEMORY:
             raise ArgumentError(
                 f"Kernel '{self._executable.kernel.name}' would use {job.shared} bytes of threadgroup memory "
-                f"({job.storage} of its own, {shared} given); a threadgroup has at most {MAX_THREADGROUP_MEMORY}."
+                f"({job.storage} of its own, {shared} given); a threadgroup has at most "
+                f"{MAX_THREADGROUP_MEMORY}."
             )
         blocks: dict[int, Block] = {}
         try:
@@ -239,8 +244,8 @@ class CpuBinding:
         if job.region == THREADGROUP_MEMORY:
             offset = job.address - job.shared_at
             return (
-                f"Kernel '{kernel}' touched threadgroup memory outside the {job.shared} bytes it has, at byte {offset}, "
-                f"in {where}."
+                f"Kernel '{kernel}' touched threadgroup memory outside the {job.shared} bytes it has, "
+                f"at byte {offset}, in {where}."
             )
         nearest = self._nearest(job.address, launch, blocks)
         return f"Kernel '{kernel}' touched memory that is not its own, {nearest}, in {where}."

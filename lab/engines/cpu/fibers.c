@@ -107,6 +107,11 @@ int lab_fiber_region(const Fibers* f, const char* address) {
 #define TRAMPOLINE "movq %rbp, %rdi\n xorl %ebp, %ebp\n call "
 #define TRAP "\n ud2\n"
 #elif defined(__aarch64__)
+#if defined(__APPLE__)
+#define X18  // the system's own there, and not to be named
+#else
+#define X18 "x18",
+#endif
 #define SWITCH_TO(from, to, f, s, lane)                                                                             \
     do {                                                                                                            \
         register Context* from_ __asm__("x0") = (from);                                                             \
@@ -118,7 +123,7 @@ int lab_fiber_region(const Fibers* f, const char* address) {
             "adr x9, 1f\n mov x10, sp\n stp x10, x9, [x0]\n str x29, [x0, #16]\n"                                  \
             "ldp x10, x9, [x1]\n ldr x29, [x1, #16]\n mov sp, x10\n br x9\n 1:\n"                                 \
             : "+r"(from_), "+r"(to_), "+r"(f_), "+r"(s_), "+r"(lane_)::"x5", "x6", "x7", "x8", "x9", "x10", "x11",  \
-              "x12", "x13", "x14", "x15", "x16", "x17", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26",     \
+              "x12", "x13", "x14", "x15", "x16", "x17", X18 "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26",     \
               "x27", "x28", "x30", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", \
               "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26",     \
               "v27", "v28", "v29", "v30", "v31", "memory", "cc");                                                   \

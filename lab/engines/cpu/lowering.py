@@ -71,7 +71,8 @@ def inline_what_meets(text: str) -> str:
         meeting |= more
     for name in meeting - {ENTRY}:
         line = lines[starts[name]]
-        lines[starts[name]] = re.sub(r"\) (?=[^()]*\{$)", ") alwaysinline ", line.replace(" noinline ", " "), count=1)
+        line = line.replace(" noinline ", " ")
+        lines[starts[name]] = re.sub(r"\) (?=[^()]*\{$)", ") alwaysinline ", line, count=1)
     # A group of attributes may hold noinline, which would contradict.
     return "\n".join(re.sub(r"\bnoinline\b ?", "", x) if x.startswith("attributes #") else x for x in lines)
 
@@ -90,7 +91,7 @@ def lower(text: str) -> Lowered:
         (block, call)
         for block in function.blocks
         for call in block.instructions
-        if isinstance(call, ir.Call) and isinstance(call.callee, ir.Global) and _is_primitive(call.callee.name)
+        if isinstance(call, ir.Call) and _is_primitive(_called(call))
     ]
     flow = ir.ControlFlow.of(function, ir.loops_of_source(module, function))
     primitives = [(block, call) for block, call in primitives if block.label in flow.successors]
@@ -101,7 +102,9 @@ def lower(text: str) -> Lowered:
 
 
 class _Lowering:
-    def __init__(self, lines: list[str], module: ir.Module, function: ir.Function, flow: ir.ControlFlow) -> None:
+    def __init__(
+        self, lines: list[str], module: ir.Module, function: ir.Function, flow: ir.ControlFlow
+    ) -> None:
         self.lines = lines
         self.module = module
         self.function = function
@@ -138,7 +141,7 @@ class _Lowering:
     def _lay_out_storage(self, calls: Iterable[ir.Call]) -> None:
         offset = 0
         for call in calls:
-            if _callee(call) == "msl_threadgroup_block":
+            if _called(call) == "msl_threadgroup_block":
                 identity, size = (_constant(a.value) for a in call.arguments)
                 if identity not in self.storage:
                     self.storage[identity] = (offset, size)
@@ -175,7 +178,7 @@ class _Lowering:
     # -- calls -------------------------------------------------------------------------------------------
 
     def _replace(self, block: ir.Block, call: ir.Call) -> None:
-        name = _callee(call)
+        name = _called(call)
         result = "" if call.name is None else f"%{call.name} = "
         if name == "__msl_lane":
             self._put(call, [f"{result}and i32 {self.thread}, 31"])
@@ -188,7 +191,7 @@ class _Lowering:
     def _meet(self, block: ir.Block, call: ir.Call, result: str) -> None:
         operation = _operation(call)
         if operation is None:
-            raise EngineError(f"The CPU engine does not know the operation {_callee(call)}.")
+            raise EngineError(f"The CPU engine does not know the operation {_called(call)}.")
         path: list[int] = []
         region: ir.Loop | None = None
         around = self.flow.around(block.label)
@@ -206,16 +209,18 @@ class _Lowering:
         where = self.module.location(call)
         while where is not None and where.file != "<stdin>":
             where = where.inlined_at  # the line of the unit, not of a header
-        self.sites.append(Site(_callee(call), where.line if where else 0, where.column if where else 0))
+        self.sites.append(Site(_called(call), where.line if where else 0, where.column if where else 0))
 
         text: list[str] = []
         key = f"ptr {self.group}, i64 {self._key(index, around, text)}"
         values = [a.value for a in call.arguments]
         kind = str(call.type)
-        match _callee(call).removeprefix("__msl_").split("_", 1)[1]:
+        match _called(call).removeprefix("__msl_").split("_", 1)[1]:
             case "barrier":
-                barrier = "lab_barrier" if _callee(call) == "__msl_threadgroup_barrier" else ""
-                text.append(f"call void @lab_barrier({key})" if barrier else f"call i32 @lab_meet({key}, i32 0)")
+                whole = _called(call) == "__msl_threadgroup_barrier"
+                text.append(
+                    f"call void @lab_barrier({key})" if whole else f"call i32 @lab_meet({key}, i32 0)"
+                )
             case "shuffle":
                 text.append(f"{result}call i32 @lab_shuffle({key}, i32 {values[0]}, i32 {values[1]})")
             case "ballot":
@@ -270,7 +275,7 @@ class _Lowering:
                 if others:  # one block turns two loops: count only where this edge is taken
                     branch = block.terminator
                     if not isinstance(branch, ir.ConditionalBranch):
-                        raise EngineError("A switch that turns two loops at once around a simdgroup operation.")
+                        raise EngineError("A switch turns two loops at once around a simdgroup operation.")
                     text.append(f"{self._new()} = zext i1 {branch.condition} to i32")
                     step = self._last()
                     if branch.otherwise == loop.header:
@@ -296,7 +301,8 @@ class _Lowering:
             ]
         if self.sites:
             counters = "%msl.counters" if self.slots else "null"
-            text.append(f"call void @lab_enter(ptr {self.group}, ptr {counters}, ptr @msl.sites){self._anywhere()}")
+            arguments = f"ptr {self.group}, ptr {counters}, ptr @msl.sites"
+            text.append(f"call void @lab_enter({arguments}){self._anywhere()}")
             listed = ", ".join(f"ptr @msl.site.{i}" for i in range(len(self.sites)))
             self.globals.append(f"@msl.sites = internal constant [{len(self.sites)} x ptr] [{listed}]")
         if self.storage:
@@ -322,9 +328,7 @@ class _Lowering:
 
     def _put(self, call: ir.Call, text: Sequence[str]) -> None:
         suffix = f", !dbg !{call.debug}" if call.debug is not None else ""
-        self.lines[call.line - 1] = "\n".join(
-            f"  {t}{suffix}" if "call" in t else f"  {t}" for t in text
-        )
+        self.lines[call.line - 1] = "\n".join(f"  {t}{suffix}" if "call" in t else f"  {t}" for t in text)
 
 
 _DECLARATIONS = (
@@ -364,23 +368,22 @@ def _refuse_elsewhere(lines: Sequence[str]) -> None:
             current = ""
         elif current not in ("", ENTRY) and "call " in line and any(map(_is_primitive, _CALL.findall(line))):
             raise EngineError(
-                "A function that calls itself, which Metal does not allow, uses barriers, simdgroup operations or "
-                "threadgroup memory: write it as a loop."
+                "A function that calls itself, which Metal does not allow, uses barriers, simdgroup "
+                "operations or threadgroup memory: write it as a loop."
             )
 
 
 def _split(function: ir.Function) -> ir.Function:
     """The function with a block of its own for each primitive and what follows it.
 
-    Inlining joins the end of a loop's body with what comes after the loop, so that a call's own place in the
-    source, not that of its block, tells which loops it is in. Lines and branches of the text stay as they are.
+    Inlining joins the end of a loop's body with what comes after the loop, so that a call's own place in
+    the source, not that of its block, tells which loops it is in. Lines and branches stay as they are.
     """
     blocks = []
     for block in function.blocks:
         label, piece = block.label, list[ir.Instruction]()
         for instruction in block.instructions:
-            called = isinstance(instruction, ir.Call) and isinstance(instruction.callee, ir.Global)
-            if piece and called and _is_primitive(_callee(instruction)):
+            if piece and isinstance(instruction, ir.Call) and _is_primitive(_called(instruction)):
                 following = f"{block.label}@{instruction.line}"
                 piece.append(ir.Branch(type=ir.VoidType(), target=following))
                 blocks.append(ir.Block(label, tuple(piece)))
@@ -390,14 +393,14 @@ def _split(function: ir.Function) -> ir.Function:
     return replace(function, blocks=tuple(blocks))
 
 
-def _callee(call: ir.Call) -> str:
-    assert isinstance(call.callee, ir.Global)
-    return call.callee.name
+def _called(call: ir.Call) -> str:
+    """Name of the function called; empty where that is a pointer."""
+    return call.callee.name if isinstance(call.callee, ir.Global) else ""
 
 
 def _operation(call: ir.Call) -> int | None:
     """The operation's number for the runtime; None for what is no meeting."""
-    name = _callee(call)
+    name = _called(call)
     if name in ("__msl_threadgroup_barrier", "__msl_simdgroup_barrier"):
         return _KINDS.index("barrier") | _TYPES.index("u32") << 8
     match = _PRIMITIVE.fullmatch(name)
@@ -439,7 +442,8 @@ def _topological(edges: Mapping[object, set[object]]) -> list[object]:
 
 
 _DIVISION = re.compile(
-    r"^(?P<head>  (?P<result>%[\w.]+) = (?P<op>[su](?:div|rem)) (?:exact )?(?P<type>i\d+|<\d+ x i\d+>)) (?P<a>[^,]+), (?P<b>%[\w.]+)(?P<rest>.*)$",
+    r"^(?P<head>  (?P<result>%[\w.]+) = (?P<op>[su](?:div|rem)) (?:exact )?(?P<type>i\d+|<\d+ x i\d+>)) "
+    r"(?P<a>[^,]+), (?P<b>%[\w.]+)(?P<rest>.*)$",
     re.M,
 )
 

@@ -25,7 +25,8 @@ def _llvm() -> Any:
     try:
         import llvmlite.binding as llvm
     except ImportError as problem:
-        raise EngineError(f"llvmlite is missing or broken ({problem}): `pip install 'llvmlite>=0.50,<0.51'`.") from None
+        hint = "`pip install 'llvmlite>=0.50,<0.51'`"
+        raise EngineError(f"llvmlite is missing or broken ({problem}): {hint}.") from None
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm
@@ -51,7 +52,9 @@ def _target_machine() -> Any:
     llvm = _llvm()
     cpu, features = processor()
     target = llvm.Target.from_triple(llvm.get_process_triple())
-    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small", jit=True)
+    return target.create_target_machine(
+        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small", jit=True
+    )
 
 
 def object_code(text: str, *, optimise: bool = False) -> bytes:
@@ -64,7 +67,7 @@ def object_code(text: str, *, optimise: bool = False) -> bytes:
 
 
 def inlined(text: str) -> str:
-    """The module with every ``alwaysinline`` function inlined and variables in registers, loops as they were."""
+    """The module with ``alwaysinline`` functions inlined and variables in registers, loops as they were."""
     llvm = _llvm()
 
     def passes(_: Any) -> Any:
@@ -197,7 +200,7 @@ class Runtime:
     def _begin(self) -> None:
         self.workers = self._start(_cores())
         if self.workers < 1:
-            raise EngineError("The CPU engine could not start a thread: the system gives this process no more.")
+            raise EngineError("The CPU engine could not start a thread: the system gives no more of them.")
 
     def _begin_after_fork(self) -> None:
         self._busy = threading.Lock()
@@ -236,8 +239,8 @@ def _runtime_code(part: str) -> bytes:
     source = Path(__file__).with_name(part)
     header = Path(__file__).with_name("runtime.h")
     triple = compiler.host().triple
-    for ours, zigs in (("arm64-apple-macosx13.0", "aarch64-macos"), ("x86_64-apple-macosx13.0", "x86_64-macos")):
-        triple = triple.replace(ours, zigs)
+    triple = triple.replace("arm64-apple-macosx13.0", "aarch64-macos")
+    triple = triple.replace("x86_64-apple-macosx13.0", "x86_64-macos")
     flags = ("-target", triple, "-c", "-O2", "-fPIC", "-fno-sanitize=all", "-fno-stack-protector")
     name = cache.key("runtime", toolchain.version(), *flags, header.read_bytes(), source.read_bytes()) + ".o"
 

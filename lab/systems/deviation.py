@@ -1,0 +1,168 @@
+"""How far a buffer is from what it should hold: distances of its elements, and the worst of them told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from .plan import Field
+
+EPS = 2.0**-24  # a rounding, as a share of what is rounded
+_LEAST = 2.0**-149  # of float32's positive values
+_HUGE = 1e29  # from here on a value stands for minus or plus infinity, and says nothing of the others' size
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a buffer should hold after a dispatch, in arrays of its shape.
+
+    ``values`` (float64, or an integer dtype) count where ``defined`` (bool); elsewhere it may hold anything.
+    ``magnitude`` (float64) is what a value is made of, its parts without their signs: a float32 computation
+    is right to a small multiple of ``2**-24 * magnitude``. It is 0 where a value has to be met exactly.
+    """
+
+    values: np.ndarray
+    defined: np.ndarray
+    magnitude: np.ndarray
+
+
+class Expectation(Protocol):
+    """What a reference gives for a buffer: an ``Expected``, or anything of the same attributes."""
+
+    @property
+    def values(self) -> np.ndarray: ...
+    @property
+    def defined(self) -> np.ndarray: ...
+    @property
+    def magnitude(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far one field of a buffer is from what it should hold after a dispatch.
+
+    The worst element has ``value`` where ``expected`` should be, at ``index`` of the buffer and, in the
+    system's terms, at ``where``. Of it, ``absolute`` is the distance, ``relative`` the distance as a share of
+    the largest expected value of the field, and ``roundings`` the distance in units of what one rounding of
+    all that the value is made of comes to; ``tolerance`` is as many of these as are still right, and
+    ``explained`` the distance they come to. ``ulp`` is the largest distance of any element in units in the
+    last place of float32. ``fault`` is the message of a kernel that did not come to its end.
+    """
+
+    step: int
+    kernel: str
+    buffer: str
+    field: str = ""
+    absolute: float = 0.0
+    relative: float = 0.0
+    roundings: float = 0.0
+    ulp: float = 0.0
+    tolerance: float = 0.0
+    explained: float = 0.0
+    index: tuple[int, ...] = ()
+    where: str = ""
+    value: float = 0.0
+    expected: float = 0.0
+    fault: str = ""
+
+    def as_record(self) -> dict[str, Any]:
+        """The deviation in JSON's types; what is not finite as text."""
+        record = asdict(self)
+        for name, value in record.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                record[name] = str(value)
+        return record
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Deviation:
+        """The deviation that ``as_record`` told of."""
+        values = {**record, "index": tuple(record["index"])}
+        for name in ("absolute", "relative", "roundings", "ulp", "value", "expected"):
+            values[name] = float(values[name]) if isinstance(values[name], str) else values[name]
+        return cls(**values)
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether it is more than rounding explains."""
+        return self.fault != "" or not self.roundings <= self.tolerance
+
+    def __str__(self) -> str:
+        head = f"dispatch {self.step}, {self.kernel}"
+        if self.fault:
+            return f"{head}: {self.fault}"
+        of = f"{self.field} of {self.buffer}" if self.field else self.buffer
+        return (
+            f"{head}: {of} at {self.where} is {self.value:.9g}, expected {self.expected:.9g} "
+            f"(off by {self.absolute:.2g}, {self.relative:.2g} of the largest; "
+            f"rounding explains {self.explained:.2g})"
+        )
+
+
+def severity(d: Deviation) -> float:
+    """How bad a deviation is: as a multiple of its tolerance, or, where it has none, of one rounding."""
+    return float("inf") if d.fault else d.roundings / (d.tolerance or 1.0)
+
+
+def elements_of(array: np.ndarray, part: Field) -> np.ndarray:
+    """The elements of a field, flat, in the order of its terms."""
+    return array[..., part.start : part.stop].reshape(-1)
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """The bits of each element, as unsigned integers."""
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+@dataclass(frozen=True)
+class Distances:
+    """How far the elements of a field are from what they should be, flat; 0 where they are not defined."""
+
+    got: np.ndarray
+    want: np.ndarray
+    absolute: np.ndarray
+    relative: np.ndarray
+    roundings: np.ndarray
+    ulp: float
+
+    @classmethod
+    def of(cls, array: np.ndarray, expected: Expectation, part: Field) -> Distances:
+        got, want = elements_of(array, part), elements_of(expected.values, part)
+        defined, magnitude = elements_of(expected.defined, part), elements_of(expected.magnitude, part)
+        wide, target = got.astype(np.float64), want.astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            same = ~defined | (got == want.astype(got.dtype)) | (np.isnan(wide) & np.isnan(target))
+            absolute = np.where(same, 0.0, np.abs(wide - target))
+            absolute[np.isnan(absolute)] = np.inf
+            size = np.abs(target)
+            # What stands for an infinity says nothing of the size of the others.
+            largest = size[defined & (size < _HUGE)].max(initial=_LEAST)
+            relative = absolute / np.where(size < _HUGE, largest, size)
+            relative[np.isnan(relative)] = np.inf
+            roundings = np.where(same, 0.0, absolute / (magnitude * EPS))
+        ulp = _largest_ulp(got[~same], want[~same])
+        return cls(got, want, absolute, relative, roundings, ulp)
+
+    @property
+    def worst(self) -> int:
+        """The element that is off by the most roundings; of several, by the most."""
+        most = np.flatnonzero(self.roundings == self.roundings.max())
+        return int(most[self.absolute[most].argmax()])
+
+
+def _largest_ulp(got: np.ndarray, want: np.ndarray) -> float:
+    if not got.size:
+        return 0.0
+    if got.dtype.kind != "f":
+        return float(np.abs(got.astype(np.float64) - want.astype(np.float64)).max())
+    with np.errstate(over="ignore"):
+        return float(np.abs(_ordered(got.astype(np.float32)) - _ordered(want.astype(np.float32))).max())
+
+
+def _ordered(values: np.ndarray) -> np.ndarray:
+    """float32 as integers in the same order, so that neighbours differ by one: int64."""
+    signed = values.view(np.int32).astype(np.int64)
+    return np.where(signed < 0, -(signed & 0x7FFFFFFF), signed)

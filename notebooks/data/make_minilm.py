@@ -4,9 +4,9 @@
     python make_minilm.py
 
 Runs the first layers of the sentence encoder all-MiniLM-L6-v2 (6 layers, 12 heads of dimension 32) on
-alice.txt and keeps what the layer's heads see, in float16: q, k, v [tokens][12][32], and the tokens. The model
-attends in both directions and has its positions in the embeddings; the lab plays its keys and values as a
-stream of tokens.
+alice.txt and keeps what the layer's heads see, in float16: q, k, v [tokens][12][32], and the tokens. The
+model attends in both directions and has its positions in the embeddings; the lab plays its keys and values
+as a stream of tokens.
 """
 
 from __future__ import annotations

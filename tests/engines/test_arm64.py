@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -264,7 +265,9 @@ class Machine:
         for file, buffer in zip(files, buffers, strict=True):
             file.write_bytes(buffer.tobytes())
         command = [EMULATOR, str(self._program), name, *map(str, (grid, threadgroup, shared, int(cancel)))]
-        done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, *map(str, files)], capture_output=True, text=True, preexec_fn=_ration_address_space
+        )
         assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
         state, signal, group, thread, region, a, b, first, second, offset = map(int, done.stdout.split())
         after = [
@@ -302,6 +305,11 @@ class Machine:
                 np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
             else:
                 np.testing.assert_array_equal(got, wanted)
+
+
+def _ration_address_space() -> None:
+    # The engine then reserves little around its stacks: the emulator takes seconds for wide ranges.
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
 
 
 @pytest.fixture(scope="module", params=["alone", pytest.param("with workers", marks=pytest.mark.slow)])

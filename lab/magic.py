@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import time
@@ -18,6 +19,7 @@ from .engines import registry
 from .kernel import Kernel, Library, compile
 from .source.compiler import MATH
 
+SYSTEMS = ("o1",)  # attention systems that ``--into`` takes: modules of this package
 _REPEATED: dict[str, Any] = {"action": "append", "default": []}
 
 
@@ -32,6 +34,7 @@ class MetalMagics(Magics):
     @argument("-D", "--define", metavar="NAME=VALUE", help="Define a macro; repeatable.", **_REPEATED)
     @argument("-I", "--include", metavar="FILE", help="Read FILE before the cell; repeatable.", **_REPEATED)
     @argument("--math", choices=tuple(MATH), default="safe", help="Floating-point freedom (default: safe).")
+    @argument("--into", choices=SYSTEMS, help="Put the cell's kernels in the place of a system's own.")
     @argument("--isolate", action="store_true", help="Run the cell's kernels in a process of their own.")
     @argument("--name", help="Also keep the cell's kernels as a library under this name.")
     @argument("--quiet", action="store_true", help="Show no card.")
@@ -58,9 +61,14 @@ class MetalMagics(Magics):
         seconds = time.perf_counter() - started
         if len(library) == 1:  # one kernel: its compile time belongs to the cell
             next(iter(library.values())).describe()
+        replacement = None
+        if options.into:  # a kernel that does not fit is refused before anything is defined
+            replacement = importlib.import_module(f".{options.into}", __package__).replace(library)
         self._define_in_notebook(library, options.name)
         if not options.quiet:
             display(Card(library, seconds))
+        if replacement is not None:
+            print(replacement)
 
     def _define_in_notebook(self, library: Library, name: str | None) -> None:
         values: dict[str, Any] = {k: v for k, v in library.items() if is_python_name(k)}

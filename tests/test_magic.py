@@ -245,3 +245,33 @@ def test_an_engine_there_is_not_is_told(shell):
 def test_doctor_says_what_works(shell):
     _, shown = run(shell, "%metal doctor")
     assert "Everything works." in shown.stdout
+
+
+# ---- into a system -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def o1(shell):
+    lab.o1.restore()
+    yield lab.o1
+    lab.o1.restore()
+
+
+def test_a_cell_takes_the_place_of_a_system_s_kernel(shell, o1):
+    text = o1.default_session().source("o1c_meta").replace("+ u.k", "+ u.k + 0")
+    result, shown = run(shell, f"%%metal --into o1\n{text}")
+    assert result.success
+    assert "o1c_meta" in shown.stdout
+    assert "o1c_meta" in o1.default_session().replaced
+
+
+def test_a_kernel_that_does_not_fit_the_system_is_refused_and_nothing_is_defined(shell, o1):
+    error = failure(shell, "%%metal --into o1\nkernel void o1c_meta(device float* meta) { meta[0] = 1; }\n")
+    assert isinstance(error, lab.LabError)
+    assert "o1c_meta" in str(error)
+    assert not o1.default_session().replaced
+    assert "o1c_meta" not in shell.user_ns
+
+
+def test_a_system_that_does_not_exist_is_refused_by_name(shell):
+    assert isinstance(failure(shell, "%%metal --into o2\n" + FILL.replace("N", "1")), UsageError)

@@ -131,9 +131,12 @@ def compile_ir(unit: Unit, target: Target, math: str, *more: str) -> tuple[str, 
 
     Raises CompileError in the user's terms.
     """
-    arguments = [*language_flags(target, math), "-include-pch", str(precompiled(target, math))]
-    arguments += [*more, "-S", "-emit-llvm", "-o", "-", "-"]
-    done = toolchain.clang(arguments, unit.text)
+    for _ in range(2):  # another process may drop the headers from the cache at any time: then make them anew
+        headers = precompiled(target, math)
+        arguments = [*language_flags(target, math), "-include-pch", str(headers)]
+        done = toolchain.clang([*arguments, *more, "-S", "-emit-llvm", "-o", "-", "-"], unit.text)
+        if done.returncode == 0 or headers.exists():
+            break
 
     def locate(file: str, line: int, column: int) -> Place | None:
         return unit.locate(line, column) if file == "<stdin>" else None

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..kernel import Kernel, Library
 from ..systems import Compared, Replacement, Trace
-from . import reference
+from . import data, reference
 from .plans import CONTRACTS, plan, plans, system
 from .reference import FarField, History
 from .session import Session, load_trace
@@ -35,6 +35,7 @@ __all__ = [
     "State",
     "attention",
     "compare",
+    "data",
     "default_session",
     "example",
     "full_attention",

@@ -665,8 +665,10 @@ def signal_actions() -> list[bytes]:
     for number in SIGNALS:
         action = ctypes.create_string_buffer(256)
         assert libc.sigaction(int(number), None, action) == 0
-        # Linux: a pointer, 1024 bits of mask of which 64 are used, flags. macOS: a pointer, mask, flags.
-        found.append(action.raw[:16] + action.raw[136:140])
+        # Linux: a pointer, 1024 bits of mask of which 64 are used, flags; of these 1 << 26 says only that the
+        # C library once set the action. macOS: a pointer, mask, flags.
+        flags = int.from_bytes(action.raw[136:140], "little") & ~(1 << 26)
+        found.append(action.raw[:16] + flags.to_bytes(4, "little"))
     return found
 
 

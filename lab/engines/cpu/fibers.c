@@ -309,13 +309,16 @@ static inline __attribute__((always_inline)) void leave(Fibers* f, Simdgroup* s,
         if ((s)->ready || !(release(f, s) >> (lane) & 1)) RESUME(f, s, lane); \
     } while (0)
 
+// A kernel saves what it holds in registers, not these functions: it knows what that is, and a switch saves nothing.
+#define FROM_KERNEL __attribute__((preserve_none))
+
 // A thread begins: where it keeps its counters, and the kernel's sites.
-void lab_enter(Fibers* f, const uint32_t* counters, const Site* const* sites) {
+FROM_KERNEL void lab_enter(Fibers* f, const uint32_t* counters, const Site* const* sites) {
     f->simdgroup->counters[f->lane] = counters;
     f->sites = sites;
 }
 
-uint32_t lab_meet(Fibers* f, uint64_t key, uint32_t bits) {
+FROM_KERNEL uint32_t lab_meet(Fibers* f, uint64_t key, uint32_t bits) {
     Simdgroup* s = f->simdgroup;
     uint32_t lane = f->lane;
     s->in.u[lane] = bits;
@@ -323,7 +326,7 @@ uint32_t lab_meet(Fibers* f, uint64_t key, uint32_t bits) {
     return s->out.u[lane];
 }
 
-uint64_t lab_meet64(Fibers* f, uint64_t key, uint64_t bits) {
+FROM_KERNEL uint64_t lab_meet64(Fibers* f, uint64_t key, uint64_t bits) {
     Simdgroup* s = f->simdgroup;
     uint32_t lane = f->lane;
     s->in.w[lane] = bits;
@@ -331,12 +334,12 @@ uint64_t lab_meet64(Fibers* f, uint64_t key, uint64_t bits) {
     return s->out.w[lane];
 }
 
-uint32_t lab_shuffle(Fibers* f, uint64_t key, uint32_t bits, uint32_t from) {
+FROM_KERNEL uint32_t lab_shuffle(Fibers* f, uint64_t key, uint32_t bits, uint32_t from) {
     f->simdgroup->argument[f->lane] = from;
     return lab_meet(f, key, bits);
 }
 
-void lab_barrier(Fibers* f, uint64_t key) {
+FROM_KERNEL void lab_barrier(Fibers* f, uint64_t key) {
     Simdgroup* s = f->simdgroup;
     s->key[f->lane] = key;
     s->barrier |= 1u << f->lane;

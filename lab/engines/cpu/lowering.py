@@ -219,22 +219,26 @@ class _Lowering:
             case "barrier":
                 whole = _called(call) == "__msl_threadgroup_barrier"
                 text.append(
-                    f"call void @lab_barrier({key})" if whole else f"call i32 @lab_meet({key}, i32 0)"
+                    f"{_CALL_RUNTIME} void @lab_barrier({key})"
+                    if whole
+                    else f"{_CALL_RUNTIME} i32 @lab_meet({key}, i32 0)"
                 )
             case "shuffle":
-                text.append(f"{result}call i32 @lab_shuffle({key}, i32 {values[0]}, i32 {values[1]})")
+                text.append(
+                    f"{result}{_CALL_RUNTIME} i32 @lab_shuffle({key}, i32 {values[0]}, i32 {values[1]})"
+                )
             case "ballot":
                 text.append(f"{self._new()} = zext i32 {values[0]} to i64")
-                text.append(f"{result}call i64 @lab_meet64({key}, i64 {self._last()})")
+                text.append(f"{result}{_CALL_RUNTIME} i64 @lab_meet64({key}, i64 {self._last()})")
             case _ if kind == "i64":
-                text.append(f"{result}call i64 @lab_meet64({key}, i64 {values[0]})")
+                text.append(f"{result}{_CALL_RUNTIME} i64 @lab_meet64({key}, i64 {values[0]})")
             case _ if kind == "float":
                 text.append(f"{self._new()} = bitcast float {values[0]} to i32")
-                text.append(f"{self._new()} = call i32 @lab_meet({key}, i32 {self._last(2)})")
+                text.append(f"{self._new()} = {_CALL_RUNTIME} i32 @lab_meet({key}, i32 {self._last(2)})")
                 if result:
                     text.append(f"{result}bitcast i32 {self._last()} to float")
             case _:
-                text.append(f"{result}call i32 @lab_meet({key}, i32 {values[0]})")
+                text.append(f"{result}{_CALL_RUNTIME} i32 @lab_meet({key}, i32 {values[0]})")
         self._put(call, text)
 
     def _key(self, index: int, around: Sequence[ir.Loop], text: list[str]) -> str:
@@ -302,7 +306,7 @@ class _Lowering:
         if self.sites:
             counters = "%msl.counters" if self.slots else "null"
             arguments = f"ptr {self.group}, ptr {counters}, ptr @msl.sites"
-            text.append(f"call void @lab_enter({arguments}){self._anywhere()}")
+            text.append(f"{_CALL_RUNTIME} void @lab_enter({arguments}){self._anywhere()}")
             listed = ", ".join(f"ptr @msl.site.{i}" for i in range(len(self.sites)))
             self.globals.append(f"@msl.sites = internal constant [{len(self.sites)} x ptr] [{listed}]")
         if self.storage:
@@ -331,12 +335,14 @@ class _Lowering:
         self.lines[call.line - 1] = "\n".join(f"  {t}{suffix}" if "call" in t else f"  {t}" for t in text)
 
 
+# The kernel keeps what it needs in registers across the call: as FROM_KERNEL of fibers.c has it.
+_CALL_RUNTIME = "call preserve_nonecc"
 _DECLARATIONS = (
-    "declare void @lab_enter(ptr, ptr, ptr) nounwind",
-    "declare i32 @lab_meet(ptr, i64, i32) nounwind",
-    "declare i32 @lab_shuffle(ptr, i64, i32, i32) nounwind",
-    "declare i64 @lab_meet64(ptr, i64, i64) nounwind",
-    "declare void @lab_barrier(ptr, i64) nounwind",
+    "declare preserve_nonecc void @lab_enter(ptr, ptr, ptr) nounwind",
+    "declare preserve_nonecc i32 @lab_meet(ptr, i64, i32) nounwind",
+    "declare preserve_nonecc i32 @lab_shuffle(ptr, i64, i32, i32) nounwind",
+    "declare preserve_nonecc i64 @lab_meet64(ptr, i64, i64) nounwind",
+    "declare preserve_nonecc void @lab_barrier(ptr, i64) nounwind",
 )
 _MAX_SITES = 1 << 16
 _DIGIT = 16  # bits of a position that tell calls of one block apart

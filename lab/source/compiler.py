@@ -144,7 +144,10 @@ def compile_ir(unit: Unit, target: Target, math: str, *more: str) -> tuple[str, 
     found = diagnostics.in_users_terms(diagnostics.parse(done.stderr), locate, unit.preprocessed.line_of)
     if done.returncode:
         shown = diagnostics.errors(found)
-        shown = [d for d in shown if d.place is not None] or shown
+        in_source = [d for d in shown if d.place is not None]
+        if not in_source and "unterminated '#pragma" in done.stderr:  # our own lines are what comes next
+            raise CompileError("error: the source ends in the middle of a declaration", found)
+        shown = in_source or shown
         text = "\n".join(d.render() for d in shown) or done.stderr.strip()
         placed = [d for d in found if d.place is not None]
         raise CompileError(text or "The compiler stopped without a word.", placed or found)

@@ -362,3 +362,10 @@ def test_words_of_the_language_beneath_are_free_for_names(name):
         f"kernel void f(constant {name}_s& s, device float* {name}) {{ {name}[0] = s.{name}; }}"
     )
     assert [p.name for p in only_kernel(source).buffers] == ["s", name]
+
+
+@pytest.mark.parametrize("text", ["kernel void\n", "kernel void f\n", "constant\n"])
+def test_a_source_that_ends_in_a_declaration_is_told_without_a_word_of_ours(text):
+    with pytest.raises(CompileError) as caught:
+        read(text)
+    assert "pragma" not in str(caught.value)

@@ -115,7 +115,8 @@ class _Lowering:
         self.places: dict[ir.Call, int] = {}  # primitives in the order of the text
         self.sites: list[Site] = []
         self.globals: list[str] = []
-        self.storage: dict[int, tuple[int, int]] = {}  # id -> offset, size
+        self.storage: dict[int, int] = {}  # offset of each threadgroup declaration by its id
+        self.storage_size = 0
         self.temporaries = 0
 
     def run(self, primitives: Sequence[tuple[ir.Block, ir.Call]]) -> Lowered:
@@ -132,21 +133,18 @@ class _Lowering:
         for loop, slot in self.slots.items():
             self._count(loop, slot)
         self._begin()
-        used = max((offset + size for offset, size in self.storage.values()), default=0)
         text = "\n".join([*self.lines, *self.globals, *_DECLARATIONS, ""])
-        return Lowered(text, tuple(self.sites), _align(used))
+        return Lowered(text, tuple(self.sites), self.storage_size)
 
     # -- storage -----------------------------------------------------------------------------------------
 
     def _lay_out_storage(self, calls: Iterable[ir.Call]) -> None:
-        offset = 0
         for call in calls:
             if _called(call) == "msl_threadgroup_block":
                 identity, size = (_constant(a.value) for a in call.arguments)
                 if identity not in self.storage:
-                    self.storage[identity] = (offset, size)
-                    offset = _align(offset + size)
-        self.storage_size = offset
+                    self.storage[identity] = self.storage_size
+                    self.storage_size = _align(self.storage_size + size)
 
     # -- order -------------------------------------------------------------------------------------------
 
@@ -183,7 +181,7 @@ class _Lowering:
         if name == "__msl_lane":
             self._put(call, [f"{result}and i32 {self.thread}, 31"])
         elif name == "msl_threadgroup_block":
-            offset = self.storage[_constant(call.arguments[0].value)][0]
+            offset = self.storage[_constant(call.arguments[0].value)]
             self._put(call, [f"{result}getelementptr i8, ptr %msl.shared, i64 {offset - self.storage_size}"])
         else:
             self._meet(block, call, result)

@@ -10,6 +10,7 @@ Token ``i`` of ``rows`` that follow ``pos0`` cells sees cells ``0 .. pos0 + i``,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -43,6 +44,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 # By how many roundings a kernel's quotient may differ from ours: of a fast division, or of a reciprocal.
 _QUOTIENT = 8 * EPS
 _PIECE = 1024  # blocks that are dequantised at a time
+_SILENTLY = functools.partial(np.errstate, all="ignore")  # what comes of rubbish is dealt with
 
 
 class SizesLike(Protocol):
@@ -79,8 +81,11 @@ class Quantised:
     def of(cls, x: Any) -> Quantised:
         """Float numbers [cells][qkv][qd], quantised: the scale is their largest / 127 rounded to half, and
         they are rounded to nearest against that. Numbers too small for a scale in half become 0."""
-        found = _quantisation(np.asarray(x))
-        return cls(found.q.astype(np.int8), found.scale.astype(np.float16))
+        with _SILENTLY():
+            groups = _groups(np.asarray(x))
+            scale = _scale(groups)
+            steps = np.nan_to_num(_steps(groups, scale))
+        return cls(steps.reshape(np.shape(x)).astype(np.int8), scale.astype(np.float16))
 
     def __len__(self) -> int:
         return len(self.q)
@@ -92,46 +97,24 @@ class Quantised:
     def _exact(self, cells: Any) -> Array:
         # 8 times 11 bits: float32 holds the product exactly.
         q, scale = self.q[cells].astype(np.float32), self.scale[cells].astype(np.float32)
-        with np.errstate(invalid="ignore"):
+        with _SILENTLY():
             return (q.reshape(*scale.shape, GROUP) * scale[..., None]).reshape(q.shape)
 
 
-@dataclass(frozen=True)
-class _Quantisation:
-    """Scales and integers as float64, and how far another value may be from them that is as right: where the
-    rounding is undecided within the error of a float32 quotient. ``defined`` is for each scale."""
-
-    scale: Array
-    scale_slack: Array
-    q: Array
-    q_slack: Array
-    defined: Array
+def _groups(x: Array) -> Array:
+    """``x`` [cells][qkv][qd] by groups of a scale: float64 [cells][qkv][qd/64][64]."""
+    return x.astype(float).reshape(*x.shape[:2], x.shape[2] // GROUP, GROUP)
 
 
-def _quantisation(x: Array) -> _Quantisation:
-    groups = x.astype(float).reshape(*x.shape[:2], -1, GROUP)
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        exact = np.abs(groups).max(-1) / LEVELS
-        scale, low, high = (_half(exact * (1 + by)) for by in (0.0, -_QUOTIENT, _QUOTIENT))
-        q = _integers(groups, scale, 0.0)
-        others = [_integers(groups, s, by) for s in (low, high) for by in (-_QUOTIENT, _QUOTIENT)]
-    return _Quantisation(
-        scale=scale,
-        scale_slack=np.maximum(high - scale, scale - low, where=np.isfinite(high), out=np.zeros_like(scale)),
-        q=q.reshape(x.shape),
-        q_slack=np.max([np.abs(other - q) for other in others], 0).reshape(x.shape),
-        defined=np.isfinite(high),
-    )
+def _scale(groups: Array, by: float = 0.0) -> Array:
+    """The scales of ``groups``, from a quotient that is off by the share ``by``."""
+    return (np.abs(groups).max(-1) / LEVELS * (1 + by)).astype(np.float16).astype(float)
 
 
-def _half(x: Array) -> Array:
-    return x.astype(np.float16).astype(float)
-
-
-def _integers(groups: Array, scale: Array, by: float) -> Array:
-    """``groups / scale`` rounded, from a quotient that is off by the share ``by``."""
+def _steps(groups: Array, scale: Array, by: float = 0.0) -> Array:
+    """``groups`` in steps of their scale, from a quotient that is off by the share ``by``."""
     quotient = np.where(scale[..., None] > 0, groups / scale[..., None], 0.0) * (1 + by)
-    return np.nan_to_num(np.clip(np.rint(quotient), -LEVELS, LEVELS))
+    return np.clip(np.rint(quotient), -LEVELS, LEVELS)
 
 
 # ---- one go --------------------------------------------------------------------------------------------
@@ -298,35 +281,42 @@ def expected(
 
     What nothing can be said of is not defined: what no kernel writes, and all that follows from scores that
     are NaN, cells that are not in the cache or numbers that float32 does not hold. Magnitudes count the
-    parts of a value with the roundings behind them; where rounding to 8 bits or to half is undecided, the
-    magnitude is that of one rounding for either neighbour. Selected cells are exact. Raises ValueError for
-    another kernel.
+    parts of a value with the roundings behind them. Where rounding to 8 bits or to half is undecided, the
+    value is halfway between both neighbours and the magnitude that of one rounding to either. Selected cells
+    are exact. Raises ValueError for another kernel.
     """
     if kernel not in _KERNELS:
         raise ValueError(f"There is no kernel {kernel!r} in QSA: it has {', '.join(_KERNELS)}.")
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore", under="ignore"):
+    with _SILENTLY():
         return _KERNELS[kernel](inputs, sizes, pos0, n_tok)
 
 
 def _quant(inputs: Mapping[str, Array], sizes: SizesLike, pos0: int, n_tok: int) -> dict[str, Expected]:
     found = {}
-    written = slice(pos0, pos0 + n_tok)
     for of, quantised, scale in (("k", "kq", "ksc"), ("v", "vq", "vsc")):
-        if of not in inputs or quantised not in inputs:
-            continue
-        new = _quantisation(np.asarray(inputs[of]).reshape(n_tok, sizes.qkv, sizes.qd))
-        every = np.repeat(new.defined, GROUP, -1).reshape(new.q.shape)
-        for name, values, slack, defined in (
-            (quantised, new.q, new.q_slack, every),
-            (scale, new.scale, new.scale_slack, new.defined),
-        ):
-            before = np.asarray(inputs[name])
-            whole = before.astype(before.dtype if before.dtype.kind == "i" else float)
-            whole[written] = np.where(defined, values, 0)
-            sure, magnitude = np.ones(before.shape, bool), np.zeros(before.shape)
-            sure[written], magnitude[written] = defined, slack / EPS
-            found[name] = Expected(whole, sure, magnitude)
+        if of in inputs and quantised in inputs:
+            groups = _groups(np.asarray(inputs[of]).reshape(n_tok, sizes.qkv, sizes.qd))
+            scales = [_scale(groups, by) for by in (-_QUOTIENT, _QUOTIENT)]
+            steps = [_steps(groups, s, by) for s in scales for by in (-_QUOTIENT, _QUOTIENT)]
+            defined = np.isfinite(scales[1])
+            found[scale] = _cells(inputs[scale], pos0, scales, defined)
+            found[quantised] = _cells(inputs[quantised], pos0, steps, defined[..., None])
     return found
+
+
+def _cells(before: Array, pos0: int, candidates: Sequence[Array], defined: Array) -> Expected:
+    """The cells from ``pos0`` on as any of ``candidates`` has them, all others as they were ``before``."""
+    low, high = np.min(candidates, 0), np.max(candidates, 0)
+    undecided = (defined & (low < high)).any()
+    # Integers take much less room, and there may be many cells.
+    whole = before.astype(before.dtype if before.dtype.kind == "i" and not undecided else float)
+    sure, magnitude = np.ones(before.shape, bool), np.zeros(before.shape)
+    written, shape = slice(pos0, pos0 + len(low)), (len(low), *before.shape[1:])
+    # Halfway between, so that of all numbers only these are as near as the magnitude allows.
+    whole[written] = np.where(defined, (low + high) / 2, 0).reshape(shape)
+    magnitude[written] = np.where(defined, (high - low) / 2 / EPS, 0).reshape(shape)
+    sure[written] = np.broadcast_to(defined, low.shape).reshape(shape)
+    return Expected(whole, sure, magnitude)
 
 
 def _score(inputs: Mapping[str, Array], sizes: SizesLike, pos0: int, n_tok: int) -> dict[str, Expected]:

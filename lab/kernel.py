@@ -8,8 +8,8 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,7 @@ from .engines.protocol import MAX_THREADGROUP_MEMORY, Argument, Description, Exe
 from .errors import ArgumentError
 from .source.compiler import MATH
 from .source.diagnostics import Diagnostic
-from .source.preprocess import CELL
+from .source.preprocess import CELL, macro_values
 from .source.program import Options, Program, Signature, include_files, read
 
 __all__ = ["Empty", "Kernel", "Library", "Stats", "compile", "empty"]
@@ -181,11 +181,12 @@ class Kernel:
 class Library(Mapping[str, Kernel]):
     """The kernels of one Metal source: ``library.axpy``, ``library["axpy"]``, ``library.kernels``."""
 
-    def __init__(self, program: Program, engine: str, name: str, isolate: bool = False) -> None:
+    def __init__(self, source: _Source, program: Program) -> None:
         self.program = program
-        self.engine = engine
-        self.name = name
-        self.isolate = isolate
+        self.engine = source.engine
+        self.name = source.name
+        self.isolate = source.isolate
+        self._source = source
         self.executables: dict[str, Executable] = {}
         self._lock = threading.Lock()
         self._kernels = {name: Kernel(self, signature) for name, signature in program.kernels.items()}
@@ -199,6 +200,19 @@ class Library(Mapping[str, Kernel]):
     def warnings(self) -> tuple[Diagnostic, ...]:
         """What the compiler warned of when it read the source."""
         return self.program.warnings
+
+    def with_defines(self, defines: Mapping[str, Any]) -> Library:
+        """The same source compiled with these macros as well; those it was compiled with stay as they are."""
+        options = self._source.options
+        more = {**macros(defines), **options.defines}
+        return _library(replace(self._source, options=replace(options, defines=more)))
+
+    def macro_values(self, names: Iterable[str]) -> dict[str, str]:
+        """What those of ``names`` that are macros at the end of the source stand for, by name."""
+        source, options = self._source, self._source.options
+        return macro_values(
+            list(names), source.text, source.path, defines=options.defines, include=options.include
+        )
 
     def executable(self, kernel: str) -> Executable:
         """The compiled kernel, compiled now if it was not yet."""
@@ -259,21 +273,9 @@ def compile(
         raise ArgumentError(f"math= takes {', '.join(MATH)}, not {math!r}.")
     if engine not in registry.NAMES:
         registry.engine(engine)
-    options = Options(macros(defines or {}), files, math)
-    label = name or CELL
-    key = (text, path, tuple(options.defines.items()), files, math, engine, label, isolate)
-    with _lock:
-        found = _libraries.get(key)
-        if found is not None and _fresh(found):
-            _libraries.move_to_end(key)
-            return found.library
     called = name or (path.name if path else CELL)
-    library = Library(read(text, path, options, label), engine, called, isolate)
-    with _lock:
-        _libraries[key] = _Kept(library, _stamps(library.program))
-        while len(_libraries) > _KEEP:
-            _libraries.popitem(last=False)
-    return library
+    options = Options(macros(defines or {}), files, math)
+    return _library(_Source(text, path, options, name or CELL, called, engine, isolate))
 
 
 def macros(defines: Mapping[str, Any]) -> dict[str, str]:
@@ -288,6 +290,39 @@ def macros(defines: Mapping[str, Any]) -> dict[str, str]:
 
 
 # ---- libraries kept in memory, so that the same cell again costs nothing --------------------------------
+
+
+@dataclass(frozen=True)
+class _Source:
+    """All that a library is made from. ``label`` is how messages call a text, ``name`` the library's."""
+
+    text: str
+    path: Path | None
+    options: Options
+    label: str
+    name: str
+    engine: str
+    isolate: bool
+
+    @property
+    def key(self) -> Any:
+        o = self.options
+        defines = tuple(o.defines.items())
+        return self.text, self.path, defines, o.include, o.math, self.engine, self.label, self.isolate
+
+
+def _library(source: _Source) -> Library:
+    with _lock:
+        found = _libraries.get(source.key)
+        if found is not None and _fresh(found):
+            _libraries.move_to_end(source.key)
+            return found.library
+    library = Library(source, read(source.text, source.path, source.options, source.label))
+    with _lock:
+        _libraries[source.key] = _Kept(library, _stamps(library.program))
+        while len(_libraries) > _KEEP:
+            _libraries.popitem(last=False)
+    return library
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,10 @@ class Preprocessed:
             best = theirs + (column - ours if exact else 0)
         return Place(file, original, best)
 
+    def path_of(self, file: str) -> Path | None:
+        """Where a file of ``files`` lies that was read on the way; None for the source itself."""
+        return dict(zip(list(self.files)[1:], self.paths, strict=False)).get(file)
+
     def line_text(self, line: int) -> str:
         """Line ``line`` (from 1) of ``text``."""
         lines = _lines(self.text)
@@ -188,6 +192,31 @@ def preprocess(
         wrong = diagnostics.errors(found)
         raise CompileError("\n".join(d.render() for d in wrong) or done.stderr.strip(), found)
     return replace(result, warnings=tuple(d for d in found if d.place is not None))
+
+
+_VALUE = "msl_macro_value"
+
+
+def macro_values(
+    names: Sequence[str],
+    text: str,
+    path: Path | None = None,
+    *,
+    defines: Mapping[str, str] | None = None,
+    include: Sequence[Path] = (),
+) -> dict[str, str]:
+    """What those of ``names`` that are macros at the end of ``text`` stand for, by name.
+
+    The other arguments are those of ``preprocess``.
+    """
+    asked = [f"#ifdef {name}\n{_VALUE} {i} {name}\n#endif\n" for i, name in enumerate(names)]
+    done = preprocess(f"{text}\n\n{''.join(asked)}", path, defines=defines, include=include)
+    found = {}
+    for line in done.text.splitlines():
+        words = line.split(maxsplit=2)
+        if words[:1] == [_VALUE]:
+            found[names[int(words[1])]] = words[2].strip() if len(words) > 2 else ""
+    return found
 
 
 def _short(file: Path, beside: Path | None) -> str:

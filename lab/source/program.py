@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from .. import cache
+from .. import cache, resources
 from ..errors import CompileError, MslError
 from . import compiler, layout, toolchain
 from .declarations import (
@@ -105,6 +105,10 @@ class Program:
             return ""
         lines = self.preprocessed.files[first.file].split("\n")
         return "\n".join(lines[first.line - 1 : max(first.line, last.line)])
+
+    def included_from(self, kernel: Signature) -> Path | None:
+        """The included file that ``kernel`` is written in; None for the source itself."""
+        return self.preprocessed.path_of(kernel.place.file) if kernel.place else None
 
     def uses(self, kernel: Signature) -> set[str]:
         """Every name that may be used when ``kernel`` runs (more than really are, never fewer)."""
@@ -286,10 +290,16 @@ def _refuse_types(
 
 
 def include_files(paths: Sequence[str | Path]) -> tuple[Path, ...]:
-    """Include files as absolute paths. Raises CompileError naming one that does not exist."""
+    """Include files as absolute paths; ``kernels/...`` is found among the shipped ones from any folder.
+
+    Raises CompileError naming one that does not exist.
+    """
     found = []
+    shipped = resources.kernels()
     for path in paths:
         file = Path(path).expanduser()
+        if not file.is_file() and file.parts[:1] == (shipped.name,):
+            file = shipped.joinpath(*file.parts[1:])
         if not file.is_file():
             raise CompileError(f"The include file {path} does not exist (looked in {Path.cwd()}).")
         found.append(file.resolve())

@@ -4,7 +4,7 @@ A system (``lab.o1``, ``lab.qsa``) says which buffers and kernels it has and how
 running, replacing and tracing its kernels is done here, without knowing any of their names.
 """
 
-from .contract import Block, Contract, Source, System
+from .contract import Block, Contract, Scalar, Source, System
 from .deviation import Deviation, Expected
 from .plan import Buffer, Dispatch, Field, Plan
 from .session import Compared, Replacement, Session
@@ -22,6 +22,7 @@ __all__ = [
     "Field",
     "Plan",
     "Replacement",
+    "Scalar",
     "Session",
     "Source",
     "Step",

@@ -16,6 +16,7 @@ from .plan import Dispatch, Triple
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)".*$', re.M)
 _SCALARS = {"float32": "float", "uint32": "uint", "int32": "int", "float16": "half", "int8": "char"}
+_SAME: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,18 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Scalar:
+    """A number that a kernel takes by reference: NumPy's name of its dtype."""
+
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Contract:
-    """A kernel of a system: its buffers in the order of their index, and those of them that it writes."""
+    """A kernel of a system: its buffers in the order of their index, and those of them that it writes.
+
+    A kernel that is dispatched on several sets of buffers has names of its own here: a dispatch gives others.
+    """
 
     kernel: str
     buffers: tuple[str, ...]
@@ -53,19 +64,25 @@ class Contract:
         grid: Triple | None = None,
         groups: Triple | None = None,
         threadgroup: Triple = (1, 1, 1),
+        names: Mapping[str, str] = _SAME,
     ) -> Dispatch:
-        """A dispatch of the kernel; of ``constants`` those that it takes."""
+        """A dispatch of the kernel; of ``constants`` those that it takes. ``names`` are the names of buffers
+        that are bound under another than the contract's."""
         mine = {name: value for name, value in constants.items() if name in self.buffers}
-        return Dispatch(self.kernel, self.buffers, self.writes, groups, grid, threadgroup, mine)
+        buffers, writes = (
+            tuple(names.get(name, name) for name in these) for these in (self.buffers, self.writes)
+        )
+        return Dispatch(self.kernel, buffers, writes, groups, grid, threadgroup, mine)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A shipped Metal file, and how it is compiled."""
+    """A shipped Metal file, and how it is compiled. ``macros`` are those of a plan's that it depends on."""
 
     path: Path
     include: tuple[Path, ...] = ()
     defines: Mapping[str, Any] = field(default_factory=dict)
+    macros: tuple[str, ...] = ()
 
     def text(self) -> str:
         """Its text as one piece: what it includes by ``#include "..."`` stands in the place of that line."""
@@ -86,15 +103,25 @@ Host = Callable[[Dispatch, Mapping[str, Any], str], Mapping[str, Any]]
 engine arrays are NumPy views, and what it writes it may write in place."""
 
 
+Check = Callable[[Dispatch, Mapping[str, np.ndarray]], str]
+"""What the host refuses in what a dispatch wrote: from the dispatch and its arrays, in the plan's shapes, to
+a sentence, "" where there is nothing."""
+
+Type = str | Scalar | Block
+"""What a buffer holds: NumPy's name of its dtype; or the number or the block that a kernel takes."""
+
+
 @dataclass(frozen=True)
 class System:
-    """A system of kernels: contracts by kernel name, the dtype or block of each buffer, host operations."""
+    """A system of kernels: contracts by kernel name, the type of each of their buffers, host operations, and
+    checks of what a kernel wrote, by its name."""
 
     name: str
     sources: tuple[Source, ...]
     contracts: Mapping[str, Contract]
-    types: Mapping[str, str | Block]
+    types: Mapping[str, Type]
     hosts: Mapping[str, Host] = field(default_factory=dict)
+    checks: Mapping[str, Check] = field(default_factory=dict)
 
 
 def refusal(system: System, signature: Signature) -> str:
@@ -119,6 +146,8 @@ def _wanted(system: System, contract: Contract, name: str) -> str:
     written = name in contract.writes
     if isinstance(kind, Block):
         return f"constant {kind.name}& {name}"
+    if isinstance(kind, Scalar):
+        return f"constant {_SCALARS.get(kind.dtype, kind.dtype)}& {name}"
     return f"device {'' if written else 'const '}{_SCALARS.get(kind, kind)}* {name}"
 
 
@@ -148,8 +177,12 @@ def _differences(system: System, contract: Contract, signature: Signature) -> li
     return found
 
 
-def _type_difference(wanted: str | Block, kind: ParameterType, structs: Mapping[str, StructLayout]) -> str:
+def _type_difference(wanted: Type, kind: ParameterType, structs: Mapping[str, StructLayout]) -> str:
     element = kind.element
+    if isinstance(wanted, Scalar):
+        alone = not element.struct and element.count == element.components == element.columns == 1
+        fits = alone and element.dtype == wanted.dtype
+        return "" if fits else f"is a {_SCALARS.get(wanted.dtype, wanted.dtype)}"
     if isinstance(wanted, Block):
         if element.size * element.count != wanted.dtype.itemsize:
             return (

@@ -126,6 +126,7 @@ class Plan:
     """The dispatches of one chunk in their order, and the buffers they speak of.
 
     ``path`` names the way the system takes; the chunk is rows ``first .. first + rows - 1`` of the inputs.
+    ``defines`` are the macros that its kernels are compiled with.
     """
 
     path: str
@@ -133,9 +134,11 @@ class Plan:
     rows: int
     dispatches: tuple[Dispatch, ...]
     buffers: Mapping[str, Buffer]
+    defines: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffers", MappingProxyType(dict(self.buffers)))
+        object.__setattr__(self, "defines", MappingProxyType(dict(self.defines)))
 
     def __str__(self) -> str:
         """One line for each dispatch: kernel, buffers, size."""

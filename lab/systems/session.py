@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,13 +14,15 @@ import mlx.core as mx
 import numpy as np
 
 from ..engines import registry
-from ..errors import ArgumentError
+from ..errors import ArgumentError, KernelFault
 from ..kernel import Kernel, Library, compile
 from .contract import Block, Source, System, refusal
-from .plan import SCRATCH, Dispatch, Plan
+from .plan import SCRATCH, Buffer, Dispatch, Plan
 
 Arrays = dict[str, mx.array]
 
+_Constants = tuple[tuple[str, int], ...]  # macros and their values
+_NONE: Mapping[str, int] = {}
 _DUMMY_BYTES = 16  # what an empty buffer is bound as: Metal has none, and no kernel reads it
 
 
@@ -57,9 +60,9 @@ class Session:
         self.system = system
         self.engine = registry.engine(engine).name
         self.guarded = guarded
-        self._shipped: dict[str, Kernel] = {}
-        self._sources: dict[str, Source] = {}
+        self._libraries: dict[tuple[Path, _Constants], Library] = {}
         self._replaced: dict[str, Kernel] = {}
+        self._recompiled: dict[tuple[str, _Constants], Kernel] = {}
         self._scratch: Arrays = {}
 
     # ---- kernels by name -------------------------------------------------------------------------------
@@ -69,27 +72,33 @@ class Session:
         """The replaced kernels by name."""
         return dict(self._replaced)
 
-    def kernel(self, name: str) -> Kernel:
-        """The kernel that runs under ``name``. Raises ArgumentError for a name the system does not have."""
-        return self._replaced[name] if name in self._replaced else self.shipped(name)
+    def kernel(self, name: str, defines: Mapping[str, int] = _NONE) -> Kernel:
+        """The kernel that runs under ``name`` in plans with these ``defines``, by default in those with none.
 
-    def shipped(self, name: str) -> Kernel:
+        Raises ArgumentError for a name the system does not have, and for a source that defines one of these
+        macros as something else; CompileError where it does not compile with them.
+        """
+        if name not in self._replaced:
+            return self.shipped(name, defines)
+        if not defines:
+            return self._replaced[name]
+        key = name, tuple(defines.items())
+        if key not in self._recompiled:
+            self._recompiled[key] = self._with(self._replaced[name], defines)
+        return self._recompiled[key]
+
+    def kernels_of(self, plan: Plan) -> dict[str, Kernel]:
+        """The kernels that ``plan`` runs, by name. Raises as ``kernel`` does, before anything has run."""
+        return {d.kernel: self.kernel(d.kernel, plan.defines) for d in plan.dispatches if not d.host}
+
+    def shipped(self, name: str, defines: Mapping[str, int] = _NONE) -> Kernel:
         """The system's own kernel, replaced or not. Raises ArgumentError where there is none."""
-        if name not in self.system.contracts:
-            raise ArgumentError(self._unknown([name]))
-        if name not in self._shipped:
-            self._read_shipped()
-        if name not in self._shipped:
-            raise ArgumentError(
-                f"{self.system.name} ships no kernel '{name}' here: its files are incomplete."
-            )
-        return self._shipped[name]
+        return self._shipped(name, defines)[1]
 
     def source(self, name: str) -> str:
         """The text of the shipped file that has the kernel, in one piece, to be changed and given to
         ``replace`` with ``names=name``."""
-        self.shipped(name)
-        return self._sources[name].text()
+        return self._shipped(name, _NONE)[0].text()
 
     def replace(
         self, source: str | Path | Library | Kernel, names: str | Iterable[str] | None = None, **options: Any
@@ -97,11 +106,13 @@ class Session:
         """Let kernels of ``source`` take the place of those of the same names, all or none.
 
         ``source`` is MSL text, the path of a ``.metal`` file, a library or a kernel; ``options`` are those
-        of ``lab.compile``. ``names`` takes only some of its kernels. Kernels of other names are ignored, and
-        listed in the result. Raises CompileError, or ArgumentError where nothing in ``source`` bears a name
-        of the system's or a kernel does not fit its contract: other buffers, types or indices.
+        of ``lab.compile``. Kernels of files that are read before it (``include``) and shipped ones that it
+        includes are left aside. ``names`` takes only some of its kernels, wherever they are written. Kernels
+        of other names are ignored, and listed in the result. Raises CompileError, or ArgumentError where
+        nothing in ``source`` bears a name of the system's or a kernel does not fit its contract: other
+        buffers, types or indices.
         """
-        found = self._kernels_of(source, options)
+        found = self._kernels_of(source, options, written=names is None)
         if names is not None:
             chosen = [names] if isinstance(names, str) else list(names)
             lacking = [name for name in chosen if name not in found]
@@ -115,6 +126,7 @@ class Session:
         if refused:
             raise ArgumentError("\n".join(refused))
         self._replaced.update(mine)
+        self._forget(mine)
         return Replacement(self.system.name, tuple(mine), tuple(name for name in found if name not in mine))
 
     def restore(self, *names: str) -> tuple[str, ...]:
@@ -125,11 +137,18 @@ class Session:
         back = tuple(name for name in names or tuple(self._replaced) if name in self._replaced)
         for name in back:
             del self._replaced[name]
+        self._forget(back)
         return back
 
+    def _forget(self, names: Iterable[str]) -> None:
+        """Drop what was recompiled of kernels that had these names."""
+        gone = set(names)
+        self._recompiled = {key: kernel for key, kernel in self._recompiled.items() if key[0] not in gone}
+
     def _kernels_of(
-        self, source: str | Path | Library | Kernel, options: Mapping[str, Any]
+        self, source: str | Path | Library | Kernel, options: Mapping[str, Any], *, written: bool
     ) -> dict[str, Kernel]:
+        """The kernels of ``source`` by name; ``written``: only those that are written in it."""
         if isinstance(source, Kernel):
             return {source.name: source}
         if not isinstance(source, Library):
@@ -140,16 +159,65 @@ class Session:
             )
         if not source:
             raise ArgumentError("There is no kernel in the source.")
-        return dict(source)
-
-    def _read_shipped(self) -> None:
-        for source in self.system.sources:
-            library = compile(
-                source.path, include=source.include, defines=dict(source.defines), engine=self.engine
+        if not written:
+            return dict(source)
+        shipped = {s.path.resolve() for s in self.system.sources}
+        program = source.program
+        found = {
+            name: kernel
+            for name, kernel in self._written_in(source).items()
+            if program.included_from(kernel.signature) not in shipped
+        }
+        if not found:
+            raise ArgumentError(
+                f"There is no kernel in the source: those of the files it includes ({_listed(source)}) are "
+                "left as they are."
             )
-            for name, kernel in library.items():
-                if name not in self._shipped:
-                    self._shipped[name], self._sources[name] = kernel, source
+        return found
+
+    def _shipped(self, name: str, defines: Mapping[str, int]) -> tuple[Source, Kernel]:
+        if name not in self.system.contracts:
+            raise ArgumentError(self._unknown([name]))
+        for source in self.system.sources:
+            library = self._library(source, defines)
+            if name in self._written_in(library):
+                return source, library[name]
+        raise ArgumentError(f"{self.system.name} ships no kernel '{name}' here: its files are incomplete.")
+
+    def _library(self, source: Source, defines: Mapping[str, int]) -> Library:
+        mine = {name: defines[name] for name in source.macros if name in defines}
+        key = source.path, tuple(mine.items())
+        if key not in self._libraries:
+            self._libraries[key] = compile(
+                source.path, include=source.include, defines={**source.defines, **mine}, engine=self.engine
+            )
+        return self._libraries[key]
+
+    def _with(self, kernel: Kernel, defines: Mapping[str, int]) -> Kernel:
+        """``kernel`` compiled with ``defines``. Raises ArgumentError where its source defines one of them as
+        something else, for then plan and kernel would not speak of the same sizes."""
+        library = kernel.library.with_defines(defines)
+        found = library.macro_values(defines)
+        other = {n: v for n, v in found.items() if _number(v) != defines[n]}
+        if other:
+            told = " and ".join(f"{n} = {v}" for n, v in other.items())
+            sizes = " and ".join(str(defines[n]) for n in other)
+            named = ", ".join(f"{n.lower()}={v}" for n, v in other.items())
+            plain = all(_number(v) is not None for v in other.values())
+            hint = f"use Sizes({named})" if plain else "these have to be plain numbers"
+            raise ArgumentError(
+                f"The source of {kernel.name} has {told}, where the sizes have {sizes}: {hint}."
+            )
+        if kernel.name not in library:
+            raise ArgumentError(f"The source of {kernel.name} has no such kernel for {_macros(defines)}.")
+        return library[kernel.name]
+
+    @staticmethod
+    def _written_in(library: Library) -> dict[str, Kernel]:
+        """The kernels of a library but for those in files that were read before its source."""
+        program = library.program
+        before = program.options.include
+        return {n: k for n, k in library.items() if program.included_from(k.signature) not in before}
 
     def _unknown(self, names: list[str]) -> str:
         known = list(self.system.contracts)
@@ -163,8 +231,10 @@ class Session:
         """Run all dispatches of ``plan``; the seconds each took.
 
         ``arrays`` holds the plan's state, input and output buffers; what is written is written into these
-        arrays, or, where a kernel runs guarded, replaced in the mapping. Scratch is the session's own.
+        arrays, or, where a kernel runs guarded, replaced in the mapping. Scratch is the session's own. Raises
+        KernelFault for a kernel that goes wrong, and for one whose results the system refuses.
         """
+        self.kernels_of(plan)
         bound = {**arrays, **self._scratch_for(plan)}
         seconds = []
         try:
@@ -172,6 +242,8 @@ class Session:
                 started = time.perf_counter()
                 bound.update(self.run_dispatch(dispatch, plan, bound, guarded=self.guarded))
                 seconds.append(time.perf_counter() - started)
+                if refused := self.refused(dispatch, plan, bound):
+                    raise KernelFault(refused)
         finally:
             for name, array in bound.items():
                 (arrays if name in arrays else self._scratch)[name] = array
@@ -193,10 +265,10 @@ class Session:
         """
         if dispatch.host:
             return self._run_host(dispatch, plan, arrays, guarded=bool(guarded))
-        chosen = kernel or self.kernel(dispatch.kernel)
+        chosen = kernel or self.kernel(dispatch.kernel, plan.defines)
         if guarded is None:
-            guarded = chosen is not self._shipped.get(dispatch.kernel)
-        given = [self._argument(name, dispatch, arrays) for name in dispatch.buffers]
+            guarded = kernel is not None or dispatch.kernel in self._replaced
+        given = [self._argument(i, dispatch, arrays) for i in range(len(dispatch.buffers))]
         size: dict[str, Any] = {"threadgroup": dispatch.threadgroup}
         size["grid" if dispatch.grid else "groups"] = dispatch.grid or dispatch.groups
         run = chosen if guarded else chosen.run_
@@ -206,10 +278,19 @@ class Session:
         names = [dispatch.buffers[index] for index in written]
         return {n: v for n, v in zip(names, values, strict=True) if n in arrays and arrays[n].size}
 
-    def _argument(self, name: str, dispatch: Dispatch, arrays: Mapping[str, mx.array]) -> Any:
+    def refused(self, dispatch: Dispatch, plan: Plan, arrays: Mapping[str, mx.array]) -> str:
+        """Why what ``dispatch`` wrote into ``arrays`` cannot be worked with: a sentence, or ""."""
+        check = self.system.checks.get(dispatch.kernel)
+        if check is None:
+            return ""
+        return check(dispatch, {n: _shaped(np.asarray(arrays[n]), plan.buffers[n]) for n in dispatch.writes})
+
+    def _argument(self, index: int, dispatch: Dispatch, arrays: Mapping[str, mx.array]) -> Any:
+        name = dispatch.buffers[index]
         if name in dispatch.constants:
             value = dispatch.constants[name]
-            kind = self.system.types[name]
+            # Types go by position: a dispatch may have other names than the contract.
+            kind = self.system.types[self.system.contracts[dispatch.kernel].buffers[index]]
             return kind.pack(value) if isinstance(kind, Block) and isinstance(value, Mapping) else value
         if name not in arrays:
             raise ArgumentError(f"Dispatch {dispatch.kernel} needs the buffer '{name}', which was not given.")
@@ -223,10 +304,8 @@ class Session:
         on_cpu = self.engine == "cpu"
         views: dict[str, Any] = {}
         for name in dispatch.buffers:
-            about = plan.buffers[name]
             view = np.asarray(arrays[name]) if on_cpu else arrays[name]
-            # Scratch may be larger than this chunk needs.
-            views[name] = view.reshape(-1)[: about.size].reshape(about.shape)
+            views[name] = _shaped(view, plan.buffers[name])
             if on_cpu and guarded and name in dispatch.writes:
                 views[name] = views[name].copy()
         results = operation(dispatch, views, self.engine)
@@ -276,6 +355,21 @@ class Compared:
             f"{self.differing} of {self.elements} defined elements differ, "
             f"{self.seconds * 1e6:.0f} us (shipped {self.shipped_seconds * 1e6:.0f} us)"
         )
+
+
+def _shaped(array: Any, buffer: Buffer) -> Any:
+    """``array`` as the plan has it: scratch may be larger than a chunk needs."""
+    return array.reshape(-1)[: buffer.size].reshape(buffer.shape)
+
+
+def _number(text: str) -> int | None:
+    """The value of a plain integer literal of C, also in parentheses; None for anything else."""
+    plain = re.fullmatch(r"\(*\s*([+-]?\s*(?:0[xX][0-9a-fA-F]+|[1-9][0-9]*|0))[uUlL]*\s*\)*", text)
+    return int(plain[1].replace(" ", ""), 0) if plain else None
+
+
+def _macros(defines: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in defines.items())
 
 
 def _listed(names: Iterable[str], joint: str = "") -> str:

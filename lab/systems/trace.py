@@ -347,6 +347,7 @@ class Trace(Sequence[Step]):
                     "path": c.plan.path,
                     "first": c.plan.first,
                     "rows": c.plan.rows,
+                    "defines": dict(c.plan.defines),
                     "first_step": c.first_step,
                     "buffers": [asdict(b) for b in c.plan.buffers.values()],
                 }
@@ -415,7 +416,7 @@ class Trace(Sequence[Step]):
                 d for d, s in zip(dispatches, manifest["steps"], strict=True) if s["chunk"] == number
             )
             buffers = {b["name"]: _buffer_of(b) for b in c["buffers"]}
-            plan = Plan(c["path"], c["first"], c["rows"], mine, buffers)
+            plan = Plan(c["path"], c["first"], c["rows"], mine, buffers, c.get("defines", {}))
             trace.chunks.append(Chunk(plan, c["first_step"]))
         trace.kept_deviations = []
         for number, (s, dispatch) in enumerate(zip(manifest["steps"], dispatches, strict=True)):
@@ -427,22 +428,31 @@ class Trace(Sequence[Step]):
         return trace
 
 
-def record(session: Session, plans: Sequence[Plan], arrays: Mapping[str, mx.array], trace: Trace) -> Trace:
+def record(
+    session: Session,
+    plans: Sequence[Plan],
+    arrays: Mapping[str, mx.array],
+    trace: Trace,
+    inputs: Sequence[Mapping[str, mx.array]] | None = None,
+) -> Trace:
     """Run ``plans`` one after the other from ``arrays``, and add every dispatch to ``trace``.
 
-    The arrays given are left as they were. Kernels run in the form that guards memory; one that faults ends
-    the trace, with the fault in its last step.
+    ``inputs`` are arrays that a plan has for itself, for each plan. The arrays given are left as they were.
+    Kernels run in the form that guards memory; one that faults, or whose results the system refuses, ends the
+    trace, with the fault in its last step. Raises ArgumentError before anything runs where a replaced kernel
+    does not go with a plan.
     """
+    for plan in plans:
+        session.kernels_of(plan)
     current: Arrays = dict(arrays)
     trace.start(current)
     versions: Mapping[str, Version] = trace.versions_at(0)
-    for plan in plans:
+    for plan, own in zip(plans, inputs or [{}] * len(plans), strict=True):
         trace.chunks.append(Chunk(plan, len(trace)))
-        current.update(_unwritten(plan))
+        new = {**_unwritten(plan), **own}
+        current.update(new)
         fresh = {
-            name: trace.store.add(name, np.asarray(current[name]), versions.get(name))
-            for name, buffer in plan.buffers.items()
-            if buffer.role == SCRATCH
+            name: trace.store.add(name, np.asarray(array), versions.get(name)) for name, array in new.items()
         }
         versions = MappingProxyType({**versions, **fresh})
         for dispatch in plan.dispatches:
@@ -453,6 +463,7 @@ def record(session: Session, plans: Sequence[Plan], arrays: Mapping[str, mx.arra
             except KernelFault as problem:
                 fault = str(problem)
             seconds = time.perf_counter() - started
+            fault = fault or session.refused(dispatch, plan, {**current, **results})
             replaced = dispatch.kernel in session.replaced
             versions = trace.append(dispatch, versions, results, seconds, replaced=replaced, fault=fault)
             if fault:
@@ -473,8 +484,8 @@ def compare(session: Session, trace: Trace) -> list[Compared]:
 def _compare_steps(session: Session, name: str, steps: Sequence[Step]) -> Compared:
     differing = elements = 0
     seconds = shipped_seconds = worst = shipped_worst = 0.0
-    shipped = session.shipped(name)
     for step in steps:
+        shipped = session.shipped(name, step.plan.defines)
         reads = [n for n in step.dispatch.buffers if n not in step.dispatch.constants]
         arrays = {n: mx.array(step.value_before(n)) for n in reads}
         mx.eval(*arrays.values())

@@ -8,7 +8,7 @@ import pytest
 
 from lab.errors import CompileError
 from lab.source.diagnostics import Place
-from lab.source.preprocess import Preprocessed, preprocess
+from lab.source.preprocess import Preprocessed, macro_values, preprocess
 
 
 def place_of(needle: str, result: Preprocessed, nth: int = 0) -> Place | None:
@@ -211,3 +211,21 @@ def test_a_refusal_calls_the_source_by_its_label():
 def test_a_file_name_with_quotes_and_spaces_is_taken_as_it_is(tmp_path):
     main = tmp_path / 'odd "name" \\ here.metal'
     assert place_of("own", preprocess("\nint own;", main)) == Place(main.name, 2, 5)
+
+
+def test_macros_are_told_as_the_source_leaves_them(tmp_path):
+    (tmp_path / "sizes.h").write_text("#ifndef A\n#define A 4\n#endif\n")
+    text = '#include "sizes.h"\n#define B 2*A /* twice */\n#define C\n#undef D\nint f(int A);\n// \\'
+    names = ["A", "B", "C", "D", "E"]
+    how = {"path": tmp_path / "main.metal", "defines": {"D": "1"}}
+    assert macro_values(names, text, **how) == {"A": "4", "B": "2*4", "C": ""}
+    assert macro_values(["A"], text, tmp_path / "main.metal", defines={"A": "9"}) == {"A": "9"}
+
+
+def test_every_line_leads_to_the_file_it_is_from(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.h").write_text(f"int {name}1;\nint {name}2;\n")
+    main = tmp_path / "main.metal"
+    result = preprocess('#include "b.h"\nint own;\n', main, include=[tmp_path / "a.h"])
+    paths = {name: result.path_of(place_of(name, result).file) for name in ("a2", "b1", "own")}
+    assert paths == {"a2": tmp_path / "a.h", "b1": tmp_path / "b.h", "own": None}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab import resources
 from lab.errors import CompileError, MslError
 from lab.source.program import Options, Program, Signature, include_files, read
 
@@ -317,6 +318,19 @@ def test_a_file_is_named_in_messages(tmp_path):
 def test_a_missing_include_file_is_named():
     with pytest.raises(CompileError, match=r"include file /no/such\.h does not exist"):
         include_files([Path("/no/such.h")])
+
+
+def test_shipped_kernels_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = resources.kernels() / "examples" / "axpy.metal"
+    assert include_files(["kernels/examples/axpy.metal"]) == (shipped,)
+    for path in ("kernels/no.metal", "examples/axpy.metal", "pyproject.toml"):
+        with pytest.raises(CompileError, match="does not exist"):
+            include_files([path])
+    own = tmp_path / "kernels" / "examples" / "axpy.metal"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert include_files(["kernels/examples/axpy.metal"]) == (own,)
 
 
 # ---- odd sources -------------------------------------------------------------------------------------------

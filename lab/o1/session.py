@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from .. import systems
 from ..errors import ArgumentError
 from ..systems.deviation import Expectation, Expected
 from ..systems.plan import OUTPUT, Plan
-from ..systems.trace import Step, Trace, compare, record, unwritten
+from ..systems.trace import Step, Trace, compare, recording, unwritten
 from . import reference
 from .plans import plans, system
 from .sizes import Sizes
@@ -71,6 +71,22 @@ class Session(systems.Session):
 
         Every deviation from ``lab.o1.reference`` is found in the trace, if the state's tokens are known.
         """
+        trace, steps = self.recording(state, q, k, v, chunks=chunks, path=path)
+        for _ in steps:
+            pass
+        return trace
+
+    def recording(
+        self,
+        state: State,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        chunks: int | Sequence[int] | None = None,
+        path: str | Sequence[str] = "chunk",
+    ) -> tuple[Trace, Iterator[Step]]:
+        """A trace as ``trace`` makes it, and the iterator that records its steps one by one."""
         inputs = _inputs(state.sizes, q, k, v)
         rows = inputs["q"].shape[0]
         todo = plans(state.sizes, rows, chunks, path)
@@ -88,7 +104,7 @@ class Session(systems.Session):
         arrays = {**state.arrays, **inputs}
         if todo:
             arrays["out"] = unwritten(todo[0].buffers["out"])
-        return record(self, todo, arrays, trace)
+        return trace, recording(self, todo, arrays, trace)
 
     def compare(
         self,

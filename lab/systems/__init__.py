@@ -8,7 +8,7 @@ from .contract import Block, Contract, Scalar, Source, System
 from .deviation import Deviation, Expected
 from .plan import Buffer, Dispatch, Field, Plan
 from .session import Compared, Replacement, Session
-from .trace import Chunk, Step, Trace, compare, record
+from .trace import Chunk, Step, Trace, compare, record, recording
 
 __all__ = [
     "Block",
@@ -30,4 +30,5 @@ __all__ = [
     "Trace",
     "compare",
     "record",
+    "recording",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,15 @@ class Session:
         self._replaced: dict[str, Kernel] = {}
         self._recompiled: dict[tuple[str, _Constants], Kernel] = {}
         self._scratch: Arrays = {}
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called whenever kernels have been replaced or put back."""
+        self._watchers.append(changed)
+
+    def unwatch(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` no more."""
+        self._watchers.remove(changed)
 
     # ---- kernels by name -------------------------------------------------------------------------------
 
@@ -126,7 +135,7 @@ class Session:
         if refused:
             raise ArgumentError("\n".join(refused))
         self._replaced.update(mine)
-        self._forget(mine)
+        self._changed(mine)
         return Replacement(self.system.name, tuple(mine), tuple(name for name in found if name not in mine))
 
     def restore(self, *names: str) -> tuple[str, ...]:
@@ -137,13 +146,16 @@ class Session:
         back = tuple(name for name in names or tuple(self._replaced) if name in self._replaced)
         for name in back:
             del self._replaced[name]
-        self._forget(back)
+        self._changed(back)
         return back
 
-    def _forget(self, names: Iterable[str]) -> None:
-        """Drop what was recompiled of kernels that had these names."""
+    def _changed(self, names: Iterable[str]) -> None:
+        """Drop what was recompiled of kernels that had these names, and tell those who watch."""
         gone = set(names)
         self._recompiled = {key: kernel for key, kernel in self._recompiled.items() if key[0] not in gone}
+        if gone:
+            for changed in tuple(self._watchers):
+                changed()
 
     def _kernels_of(
         self, source: str | Path | Library | Kernel, options: Mapping[str, Any], *, written: bool

@@ -428,14 +428,15 @@ class Trace(Sequence[Step]):
         return trace
 
 
-def record(
+def recording(
     session: Session,
     plans: Sequence[Plan],
     arrays: Mapping[str, mx.array],
     trace: Trace,
     inputs: Sequence[Mapping[str, mx.array]] | None = None,
-) -> Trace:
-    """Run ``plans`` one after the other from ``arrays``, and add every dispatch to ``trace``.
+) -> Iterator[Step]:
+    """Run ``plans`` one after the other from ``arrays``, a dispatch whenever the next step is asked for: it is
+    then the last one of ``trace``.
 
     ``inputs`` are arrays that a plan has for itself, for each plan. The arrays given are left as they were.
     Kernels run in the form that guards memory; one that faults, or whose results the system refuses, ends the
@@ -444,10 +445,19 @@ def record(
     """
     for plan in plans:
         session.kernels_of(plan)
-    current: Arrays = dict(arrays)
-    trace.start(current)
+    trace.start(arrays)
+    return _steps(session, plans, dict(arrays), trace, inputs or [{}] * len(plans))
+
+
+def _steps(
+    session: Session,
+    plans: Sequence[Plan],
+    current: Arrays,
+    trace: Trace,
+    inputs: Sequence[Mapping[str, mx.array]],
+) -> Iterator[Step]:
     versions: Mapping[str, Version] = trace.versions_at(0)
-    for plan, own in zip(plans, inputs or [{}] * len(plans), strict=True):
+    for plan, own in zip(plans, inputs, strict=True):
         trace.chunks.append(Chunk(plan, len(trace)))
         new = {**_unwritten(plan), **own}
         current.update(new)
@@ -466,9 +476,22 @@ def record(
             fault = fault or session.refused(dispatch, plan, {**current, **results})
             replaced = dispatch.kernel in session.replaced
             versions = trace.append(dispatch, versions, results, seconds, replaced=replaced, fault=fault)
-            if fault:
-                return trace
             current.update(results)
+            yield trace[-1]
+            if fault:
+                return
+
+
+def record(
+    session: Session,
+    plans: Sequence[Plan],
+    arrays: Mapping[str, mx.array],
+    trace: Trace,
+    inputs: Sequence[Mapping[str, mx.array]] | None = None,
+) -> Trace:
+    """``recording`` to its end."""
+    for _ in recording(session, plans, arrays, trace, inputs):
+        pass
     return trace
 
 

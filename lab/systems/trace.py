@@ -435,8 +435,7 @@ def recording(
     trace: Trace,
     inputs: Sequence[Mapping[str, mx.array]] | None = None,
 ) -> Iterator[Step]:
-    """Run ``plans`` one after the other from ``arrays``, a dispatch whenever the next step is asked for: it is
-    then the last one of ``trace``.
+    """Run ``plans`` one after the other from ``arrays``, a dispatch whenever the next step is asked for.
 
     ``inputs`` are arrays that a plan has for itself, for each plan. The arrays given are left as they were.
     Kernels run in the form that guards memory; one that faults, or whose results the system refuses, ends the

@@ -239,8 +239,8 @@ kernel void qsa_topk(device const float* scores [[buffer(0)]],
 }
 
 // A threadgroup of 256 per (chunk of QCH cells, head of keys and values, token), for all query heads of it.
-// Scores: a quad per cell, each of its lanes with the 64 dimensions that have a scale in common. Softmax within
-// the chunk: a simdgroup per query head. Value sums: a thread per dimension.
+// Scores: four lanes per cell, each with the 64 dimensions that have a scale in common. Softmax within the chunk: a
+// simdgroup per query head, which first adds up the four. Value sums: a thread per dimension.
 // part[n_tok][chunks][QH][QD + 2]: value sum, largest score, sum of exp(score - largest).
 kernel void qsa_attn(device const float4* qcur [[buffer(0)]],
                      device const char4* kq [[buffer(1)]],
@@ -257,7 +257,8 @@ kernel void qsa_attn(device const float4* qcur [[buffer(0)]],
 {
     constexpr uint HEADS = QH / QKV;
     constexpr uint CHUNKS = (QBUDGET + QCH - 1) / QCH;
-    threadgroup float weights[QCH][HEADS];  // scores at first
+    threadgroup float4 products[HEADS][QCH];  // with the four quarters of a key
+    threadgroup float weights[QCH][HEADS];
 
     const uint chunk = group.x;
     const uint kv = group.y;
@@ -287,10 +288,7 @@ kernel void qsa_attn(device const float4* qcur [[buffer(0)]],
             }
         }
         for (uint h = 0; h < HEADS; h++) {
-            const float score = quad_sum(scale * ((sums[h].x + sums[h].y) + (sums[h].z + sums[h].w)));
-            if (quarter == 0) {
-                weights[c][h] = score;
-            }
+            products[h][c][quarter] = scale * ((sums[h].x + sums[h].y) + (sums[h].z + sums[h].w));
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -298,7 +296,10 @@ kernel void qsa_attn(device const float4* qcur [[buffer(0)]],
     for (uint h = simdgroup; h < HEADS; h += 8) {
         float top = -INFINITY;
         for (uint c = lane; c < cells; c += 32) {
-            top = max(top, weights[c][h]);
+            const float4 four = products[h][c];
+            const float score = (four.x + four.y) + (four.z + four.w);
+            weights[c][h] = score;
+            top = max(top, score);
         }
         top = simd_max(top);
         float sum = 0.0f;

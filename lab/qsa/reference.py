@@ -40,7 +40,8 @@ LEVELS = 127
 
 # Below it float32 is denormal, and GPUs may take it for 0. As a magnitude: an error of 2**-126.
 _UNDERFLOW = 2.0**-126 / EPS
-_LARGEST = float(np.finfo(np.float32).max)
+# What float32 holds, with room for sums that are scaled down only later.
+_LARGEST = float(np.finfo(np.float32).max) / 64
 # By how many roundings a kernel's quotient may differ from ours: of a fast division, or of a reciprocal.
 _QUOTIENT = 8 * EPS
 _PIECE = 1024  # blocks that are dequantised at a time
@@ -403,6 +404,7 @@ def _merge(
         over_off, under_off = (off * np.abs(sums)).sum(0), (off * np.abs(masses)).sum(0)
         mean = over / under
         mean_off = (over_off + np.abs(mean) * under_off) / np.abs(under) + np.abs(mean)
+        mean_off = np.where(over_off <= _LARGEST, mean_off, np.inf)
         share = _sigmoid(gate[i])
         # exp(-gate) is off by as many roundings as the gate is large; it matters where it is not small.
         share_off = share * (2 + (1 - share) * np.abs(gate[i])) + _UNDERFLOW
@@ -419,8 +421,8 @@ class _Buffer:
         self._defined = np.zeros(shape, bool)
 
     def set(self, at: Any, values: Array, magnitude: Array) -> None:
-        """Values are defined where float32 can hold them and all that they are made of."""
-        defined = (np.abs(values) <= _LARGEST) & (magnitude <= _LARGEST)
+        """Values are defined where float32 can hold all that they are made of."""
+        defined = magnitude <= _LARGEST
         self._values[at] = np.where(defined, values, 0.0)
         self._magnitude[at] = np.where(defined, magnitude, 0.0)
         self._defined[at] = defined

@@ -224,7 +224,7 @@ def test_either_scale_is_right_where_rounding_to_half_is_undecided(rng: np.rando
     assert not got["ksc"].magnitude.any()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e37])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e37, 127 * 65520.0])
 def test_numbers_that_no_scale_holds_leave_their_group_undefined(
     rng: np.random.Generator, bad: float
 ) -> None:
@@ -463,6 +463,7 @@ def test_unrounded_inputs_move_nothing_by_more_than_a_few_roundings(rng: np.rand
     buffers = call(rng, z, pos0, n_tok)
     fill(buffers, through(buffers, z, pos0, n_tok, *PATHS["v1"]))
     moved = dict(buffers)
+    buffers["qfull"] *= np.float32(30)  # where a gate is all but closed it is off by more
     for name in ("qcur", "qfull", "part"):
         moved[name] = buffers[name] * (1 + EPS * rng.choice([-1, 1], buffers[name].shape))
     for kernel in ("qsa_score", "qsa_attn", "qsa_merge"):
@@ -527,6 +528,15 @@ def test_what_follows_from_nan_in_the_cache_or_a_partial_is_undefined_and_nothin
         broken["part"][0, 0, 2, z.qd + 1] = bad
         xp = reference.expected(broken, z, 30, 2, "qsa_merge")["xp"]
         assert not xp.defined[0, 2].any() and xp.defined[0, [0, 1, 3, 4, 5]].all()
+
+
+def test_sums_that_float32_may_not_hold_on_the_way_are_undefined(rng: np.random.Generator) -> None:
+    z = Sizes()
+    buffers = call(rng, z, 30, 1)
+    buffers["part"][:] = 1.0
+    buffers["part"][0, :, 3, 5] = [3e38, -3e38, 1.0]
+    xp = reference.expected(buffers, z, 30, 1, "qsa_merge")["xp"]
+    assert np.argwhere(~xp.defined).tolist() == [[0, 3, 5]]
 
 
 @settings(deadline=None, max_examples=60)

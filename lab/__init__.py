@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> ModuleType:
     # The attention systems are loaded when they are first named.
-    if name == "o1":
+    if name in ("o1", "qsa"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -19,7 +19,7 @@ from .engines import registry
 from .kernel import Kernel, Library, compile
 from .source.compiler import MATH
 
-SYSTEMS = ("o1",)  # attention systems that ``--into`` takes: modules of this package
+SYSTEMS = ("o1", "qsa")  # attention systems that ``--into`` takes: modules of this package
 _REPEATED: dict[str, Any] = {"action": "append", "default": []}
 
 

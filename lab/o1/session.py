@@ -12,13 +12,14 @@ import numpy as np
 
 from .. import systems
 from ..errors import ArgumentError
+from ..systems.arrays import as_array
 from ..systems.deviation import Expectation, Expected
 from ..systems.plan import OUTPUT, Plan
 from ..systems.trace import Step, Trace, compare, recording, unwritten
 from . import reference
 from .plans import plans, system
 from .sizes import Sizes
-from .state import LANDMARKS, SINKS, State, as_array
+from .state import LANDMARKS, SINKS, State
 
 
 class Session(systems.Session):

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import ArgumentError
+from ..systems.arrays import as_array
 from ..systems.plan import STATE
 from .plans import buffers
 from .reference import History
@@ -196,18 +197,3 @@ def mixing(sizes: Sizes, k_tilde: Any, q_tilde: Any, rcond: float = RCOND) -> np
             f"The landmarks' exponents reach {exponents.max():.3g}: their mixing matrix is beyond float32."
         )
     return mu
-
-
-def as_array(name: str, value: Any, shape: tuple[int, ...], dtype: str = "float32") -> mx.array:
-    """``value`` as an evaluated, contiguous MLX array of ``shape``. Raises ArgumentError for another shape.
-
-    MLX arrays of the dtype are taken as they are; others are converted. ``shape`` may be given flat.
-    """
-    if not isinstance(value, mx.array):
-        value = mx.array(np.ascontiguousarray(value, dtype))
-    kind = getattr(mx, dtype)
-    if value.shape != shape:
-        raise ArgumentError(f"{name} has the shape {value.shape}; it takes {shape}.")
-    if value.dtype != kind:
-        value = value.astype(kind)
-    return mx.contiguous(value)

@@ -129,3 +129,36 @@ kernel void run(device uint* x [[buffer(0)]], uint i [[thread_position_in_thread
     got = np.asarray(kernel(mx.array(values), grid=1000, threadgroup=1000))
     np.testing.assert_array_equal(got, expected)
     np.testing.assert_array_equal(on_the_model(kernel, values, 1000), expected)
+
+
+@pytest.mark.parametrize("barrier", ["simdgroup_barrier", "threadgroup_barrier"])
+def test_barriers_among_many_loads_and_branches_keep_the_ir_s_numbering(barrier, rng):
+    # A call that gives a value nobody names takes a number of its own, and all that follow would be off.
+    kernel = lab.compile(
+        HEAD + "kernel void f(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],"
+        "constant uint& n [[buffer(2)]], uint i [[thread_position_in_grid]]) {\n"
+        "    threadgroup float t[64]; float s = 0;\n"
+        "    for (uint j = 0; j < n; j++) {\n"
+        f"        t[i] = x[j] * x[i]; {barrier}(mem_flags::mem_threadgroup);\n"
+        "        float a = t[i ^ 1]; if (a > x[j]) s += a * x[j + 1]; else s -= a;\n"
+        f"        {barrier}(mem_flags::mem_threadgroup);\n"
+        "    }\n    y[i] = s;\n}\n"
+    ).f
+    x = rng.standard_normal(64).astype(np.float32)
+    expected = np.zeros(64)
+    for j in range(20):
+        a = (x[j] * x)[np.arange(64) ^ 1]
+        expected += np.where(a > x[j], a.astype(float) * x[j + 1], -a.astype(float))
+    got = kernel(x, lab.empty(64), 20, grid=64, threadgroup=64)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_function_with_any_attributes_that_meets_is_inlined():
+    # Matrices made from one value are made by a constructor whose address nobody takes.
+    kernel = lab.compile(
+        HEAD + "kernel void f(device half* y [[buffer(0)]]) {\n"
+        "    simdgroup_half8x8 a(2.0h), c = simdgroup_half8x8(1.0h);\n"
+        "    simdgroup_multiply_accumulate(c, a, a, c); simdgroup_store(c, y, 8);\n}\n"
+    ).f
+    got = np.asarray(kernel(lab.empty(64, mx.float16), grid=32, threadgroup=32))
+    np.testing.assert_array_equal(got.reshape(8, 8), 5 * np.eye(8))

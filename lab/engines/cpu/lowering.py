@@ -26,6 +26,8 @@ _UNTYPED = {"shuffle": "u32", "broadcast_first": "u32", "ballot": "u64", "barrie
 _PRIMITIVE = re.compile(rf"__msl_(simd|quad)_({'|'.join(_KINDS)})(?:_({'|'.join(_TYPES)}))?")
 
 _CALL = re.compile(r"@([\w.$]+)\(")
+# The end of a definition's parameters and what has to stand before its attributes.
+_INLINED = re.compile(r"\) (?:(?:local_)?unnamed_addr )?(?=[^()]*\{$)")
 _DEFINE = re.compile(r"^define [^@]*@([\w.$]+)\(")
 
 
@@ -72,7 +74,7 @@ def inline_what_meets(text: str) -> str:
     for name in meeting - {ENTRY}:
         line = lines[starts[name]]
         line = line.replace(" noinline ", " ")
-        lines[starts[name]] = re.sub(r"\) (?=[^()]*\{$)", ") alwaysinline ", line, count=1)
+        lines[starts[name]] = _INLINED.sub(r"\g<0>alwaysinline ", line, count=1)
     # A group of attributes may hold noinline, which would contradict.
     return "\n".join(re.sub(r"\bnoinline\b ?", "", x) if x.startswith("attributes #") else x for x in lines)
 
@@ -219,7 +221,7 @@ class _Lowering:
                 text.append(
                     f"{_CALL_RUNTIME} void @lab_barrier({key})"
                     if whole
-                    else f"{_CALL_RUNTIME} i32 @lab_meet({key}, i32 0)"
+                    else f"{self._new()} = {_CALL_RUNTIME} i32 @lab_meet({key}, i32 0)"  # or it takes a number
                 )
             case "shuffle":
                 text.append(

@@ -221,7 +221,7 @@ class _Lowering:
                 text.append(
                     f"{_CALL_RUNTIME} void @lab_barrier({key})"
                     if whole
-                    else f"{self._new()} = {_CALL_RUNTIME} i32 @lab_meet({key}, i32 0)"  # or it takes a number
+                    else f"{self._new()} = {_CALL_RUNTIME} i32 @lab_meet({key}, i32 0)"  # else numbered
                 )
             case "shuffle":
                 text.append(

@@ -53,7 +53,7 @@ class Session(systems.Session):
         inputs = _inputs(cache.sizes, qfull, qcur, k, v)
         todo = plans(cache.sizes, inputs["qcur"].shape[0], cache.cells, tokens, path)
         for plan in todo:
-            self.kernels_of(plan)
+            self.prepare(plan)
         found = [mx.zeros((0, *inputs["qcur"].shape[1:]))]
         for plan in todo:
             own = _of_call(inputs, plan)

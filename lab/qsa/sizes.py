@@ -19,7 +19,6 @@ MAX_LANES = 32  # cells of a chunk on v2: a lane each
 MAX_HEADS = 8  # of a head group on v2: a simdgroup each
 MAX_CHUNKS = 128  # on v2
 HEADS_3, CELLS_3 = 12, 64  # of a KV head and of a chunk, on v3
-THREADGROUP_FLOATS = 8192  # 32 KiB, which v1 and v3 use for a number per chunk, and v1 for a chunk's scores
 MAX_NUMBERS = 1 << 32  # of the cache: the kernels count in 32 bits
 
 
@@ -133,17 +132,6 @@ class Sizes:
                     f"The path v2 takes up to {MAX_CHUNKS} chunks, not the {chunks} of "
                     f"qbudget = {self.qbudget} cells by qch2 = {self.qch2}."
                 )
-            return
-        if chunks > THREADGROUP_FLOATS:
-            yield (
-                f"The path {path} takes up to {THREADGROUP_FLOATS} chunks, not the {chunks} of "
-                f"qbudget = {self.qbudget} cells by qch = {self.qch}."
-            )
-        if path == "v1" and self.qch * heads > THREADGROUP_FLOATS:
-            yield (
-                f"The path v1 keeps a chunk's scores in threadgroup memory: qch = {self.qch} cells of "
-                f"{heads} query heads are more than {THREADGROUP_FLOATS}."
-            )
         if path == "v3":
             if heads != HEADS_3:
                 yield f"The path v3 takes qh / qkv = {HEADS_3} query heads a KV head, not {heads}."

@@ -61,8 +61,10 @@ class Session:
         self.engine = registry.engine(engine).name
         self.guarded = guarded
         self._libraries: dict[tuple[Path, _Constants], Library] = {}
+        self._shipped: dict[tuple[str, _Constants], tuple[Source, Kernel]] = {}
         self._replaced: dict[str, Kernel] = {}
         self._recompiled: dict[tuple[str, _Constants], Kernel] = {}
+        self._prepared: set[tuple[tuple[str, ...], _Constants]] = set()
         self._scratch: Arrays = {}
         self._watchers: list[Callable[[], None]] = []
 
@@ -96,18 +98,23 @@ class Session:
             self._recompiled[key] = self._with(self._replaced[name], defines)
         return self._recompiled[key]
 
-    def kernels_of(self, plan: Plan) -> dict[str, Kernel]:
-        """The kernels that ``plan`` runs, by name. Raises as ``kernel`` does, before anything has run."""
-        return {d.kernel: self.kernel(d.kernel, plan.defines) for d in plan.dispatches if not d.host}
+    def prepare(self, plan: Plan) -> None:
+        """Compile the kernels that ``plan`` runs, where that was not done yet. Raises as ``kernel`` and as
+        compiling does: before anything has run."""
+        needed = tuple(d.kernel for d in plan.dispatches if not d.host), tuple(plan.defines.items())
+        if needed not in self._prepared:
+            for name in needed[0]:
+                self.kernel(name, plan.defines).describe()
+            self._prepared.add(needed)
 
     def shipped(self, name: str, defines: Mapping[str, int] = _NONE) -> Kernel:
         """The system's own kernel, replaced or not. Raises ArgumentError where there is none."""
-        return self._shipped(name, defines)[1]
+        return self._shipped_from(name, defines)[1]
 
     def source(self, name: str) -> str:
         """The text of the shipped file that has the kernel, in one piece, to be changed and given to
         ``replace`` with ``names=name``."""
-        return self._shipped(name, _NONE)[0].text()
+        return self._shipped_from(name, _NONE)[0].text()
 
     def replace(
         self, source: str | Path | Library | Kernel, names: str | Iterable[str] | None = None, **options: Any
@@ -152,6 +159,7 @@ class Session:
     def _changed(self, names: Iterable[str]) -> None:
         """Drop what was recompiled of kernels that had these names, and tell those who watch."""
         gone = set(names)
+        self._prepared.clear()
         self._recompiled = {key: kernel for key, kernel in self._recompiled.items() if key[0] not in gone}
         if gone:
             for changed in tuple(self._watchers):
@@ -187,13 +195,17 @@ class Session:
             )
         return found
 
-    def _shipped(self, name: str, defines: Mapping[str, int]) -> tuple[Source, Kernel]:
+    def _shipped_from(self, name: str, defines: Mapping[str, int]) -> tuple[Source, Kernel]:
+        key = name, tuple(defines.items())
+        if key in self._shipped:
+            return self._shipped[key]
         if name not in self.system.contracts:
             raise ArgumentError(self._unknown([name]))
         for source in self.system.sources:
-            library = self._library(source, defines)
-            if name in self._written_in(library):
-                return source, library[name]
+            for of, kernel in self._written_in(self._library(source, defines)).items():
+                self._shipped.setdefault((of, key[1]), (source, kernel))
+            if key in self._shipped:
+                return self._shipped[key]
         raise ArgumentError(f"{self.system.name} ships no kernel '{name}' here: its files are incomplete.")
 
     def _library(self, source: Source, defines: Mapping[str, int]) -> Library:
@@ -246,7 +258,7 @@ class Session:
         arrays, or, where a kernel runs guarded, replaced in the mapping. Scratch is the session's own. Raises
         KernelFault for a kernel that goes wrong, and for one whose results the system refuses.
         """
-        self.kernels_of(plan)
+        self.prepare(plan)
         bound = {**arrays, **self._scratch_for(plan)}
         seconds = []
         try:

@@ -443,7 +443,7 @@ def recording(
     does not go with a plan.
     """
     for plan in plans:
-        session.kernels_of(plan)
+        session.prepare(plan)
     trace.start(arrays)
     return _steps(session, plans, dict(arrays), trace, inputs or [{}] * len(plans))
 

@@ -1,4 +1,4 @@
-// Sparse decode attention over an 8-bit cache: the constants, what the kernels share, and the first set of them.
+// Sparse decode attention over an 8-bit cache: constants, what the kernels share, and the first set of kernels.
 //
 //   qsa_quant   new keys or values into the cache
 //   qsa_score   a score for every block of four cells
@@ -6,12 +6,12 @@
 //   qsa_attn    attention over them, chunk by chunk
 //   qsa_merge   the chunks together, gated
 //
-// qsa2.metal has other versions of the last three and is compiled after this file. Whatever stands there instead
-// relies on the macros, QsaArgs, okey and qsa_write_prepared and on nothing else of this file, so these are the
-// only names that it declares besides its kernels.
+// qsa2.metal has other versions of the last three and is compiled after this file. Whatever stands there
+// instead relies on the macros, QsaArgs, okey and qsa_write_prepared and on nothing else of this file, so
+// these are the only names that it declares besides its kernels.
 //
-// A call brings n_tok new tokens, the last cells of the cache. Token t sees n_kv = pos0 + t + 1 cells. Infinities
-// are values here, so this is not to be compiled with fast math (MLX does not).
+// A call brings n_tok new tokens, the last cells of the cache. Token t sees n_kv = pos0 + t + 1 cells.
+// Infinities are values here, so this is not to be compiled with fast math (MLX does not).
 #include <metal_stdlib>
 using namespace metal;
 
@@ -39,7 +39,7 @@ struct QsaArgs {
     uint max_cells;  // for which there is room
 };
 
-// A larger float has a larger key, and both zeros have the same. By bits alone: as numbers, denormals may count as 0.
+// A larger float has a larger key, and both zeros have the same. By bits: as numbers, denormals may be 0.
 inline uint okey(float x)
 {
     const uint bits = as_type<uint>(x);
@@ -80,9 +80,9 @@ kernel void qsa_quant(device const float4* x [[buffer(0)]],
     }
 }
 
-// A simdgroup per (block, token), 8 blocks to a threadgroup: the largest product of a query with the mean of the
-// block's keys. The lanes share out the dimensions to make the mean, then the query heads to multiply with it.
-// Blocks past the unfinished one are left alone. scores[n_tok][max_cells / 4 + 2].
+// A simdgroup per (block, token), 8 blocks to a threadgroup: the largest product of a query with the mean of
+// the block's keys. The lanes share out the dimensions to make the mean, then the query heads to multiply
+// with it. Blocks past the unfinished one are left alone. scores[n_tok][max_cells / 4 + 2].
 kernel void qsa_score(device const float4* qcur [[buffer(0)]],
                       device const char4* kq [[buffer(1)]],
                       device const half* ksc [[buffer(2)]],
@@ -92,20 +92,27 @@ kernel void qsa_score(device const float4* qcur [[buffer(0)]],
                       uint simdgroup [[simdgroup_index_in_threadgroup]],
                       uint lane [[thread_index_in_simdgroup]])
 {
-    constexpr uint HEADS = QH / QKV;             // of queries, to a head of keys
-    constexpr uint TOGETHER = QKV < 2 ? 1 : 2;   // heads of keys whose means are in threadgroup memory at a time
+    constexpr uint HEADS = QH / QKV;            // of queries, to a head of keys
+    constexpr uint TOGETHER = QKV < 2 ? 1 : 2;  // heads of keys whose means are in memory at a time
     threadgroup float4 means[8][TOGETHER * 64];
 
     const uint block = group.x * 8 + simdgroup;
     const uint t = group.y;
     const uint n_kv = args.pos0 + t + 1;
-    const bool whole = block < n_kv / 4;  // other simdgroups come along for the barriers
+    device float* score = scores + t * (args.max_cells / 4 + 2) + block;
+    if (block >= n_kv / 4) {
+        if (block == n_kv / 4 && lane == 0) {
+            *score = n_kv % 4 > 0 ? INFINITY : -INFINITY;  // the newest cells are always seen
+        }
+        return;  // the whole simdgroup
+    }
+
     threadgroup float4* mean = means[simdgroup];
     float best = -INFINITY;
     for (uint kv = 0; kv < QKV; kv += TOGETHER) {
-        const uint held = whole ? min(TOGETHER, QKV - kv) : 0;
+        const uint held = min(TOGETHER, QKV - kv);
         if (kv > 0) {
-            threadgroup_barrier(mem_flags::mem_threadgroup);
+            simdgroup_barrier(mem_flags::mem_threadgroup);
         }
         for (uint x = lane; x < held * 64; x += 32) {
             float4 sum = 0.0f;
@@ -115,7 +122,7 @@ kernel void qsa_score(device const float4* qcur [[buffer(0)]],
             }
             mean[x] = 0.25f * sum;
         }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
         for (uint h = lane; h < held * HEADS; h += 32) {
             device const float4* query = qcur + (t * QH + kv * HEADS + h) * 64;
             threadgroup const float4* key = mean + h / HEADS * 64;
@@ -129,21 +136,16 @@ kernel void qsa_score(device const float4* qcur [[buffer(0)]],
             best = max(best, (all.x + all.y) + (all.z + all.w));
         }
     }
-
-    device float* score = scores + t * (args.max_cells / 4 + 2) + block;
-    if (whole) {
-        best = simd_max(best);
-        if (lane == 0) {
-            *score = best;
-        }
-    } else if (block == n_kv / 4 && lane == 0) {
-        *score = n_kv % 4 > 0 ? INFINITY : -INFINITY;  // the newest cells are always seen
+    best = simd_max(best);
+    if (lane == 0) {
+        *score = best;
     }
 }
 
-// A threadgroup of 1024 per token. Finds the key of the last block taken bit by bit, from the highest: a bit is
-// set if blocks of at least the key so far still make up the budget. Then every thread counts what its own run of
-// neighbouring blocks gives, and a prefix sum over the threads says where in the list that goes.
+// A threadgroup of 1024 per token. Finds the key of the last block taken bit by bit, from the highest: a bit
+// is set if blocks of at least the key so far still make up the budget. Then every thread counts what its own
+// run of neighbouring blocks gives, and a prefix sum over the threads says where in the list that goes.
+[[max_total_threads_per_threadgroup(1024)]]
 kernel void qsa_topk(device const float* scores [[buffer(0)]],
                      device int* ids [[buffer(1)]],
                      constant QsaArgs& args [[buffer(2)]],
@@ -239,8 +241,8 @@ kernel void qsa_topk(device const float* scores [[buffer(0)]],
 }
 
 // A threadgroup of 256 per (chunk of QCH cells, head of keys and values, token), for all query heads of it.
-// Scores: four lanes per cell, each with the 64 dimensions that have a scale in common. Softmax within the chunk: a
-// simdgroup per query head, which first adds up the four. Value sums: a thread per dimension.
+// Scores: four lanes per cell, each with the 64 dimensions that have a scale in common. Softmax within the
+// chunk: a simdgroup per query head, which first adds up the four. Value sums: a thread per dimension.
 // part[n_tok][chunks][QH][QD + 2]: value sum, largest score, sum of exp(score - largest).
 kernel void qsa_attn(device const float4* qcur [[buffer(0)]],
                      device const char4* kq [[buffer(1)]],
@@ -257,7 +259,7 @@ kernel void qsa_attn(device const float4* qcur [[buffer(0)]],
 {
     constexpr uint HEADS = QH / QKV;
     constexpr uint CHUNKS = (QBUDGET + QCH - 1) / QCH;
-    threadgroup float4 products[HEADS][QCH];  // with the four quarters of a key
+    threadgroup float products[HEADS][QCH][4];  // with the four quarters of a key
     threadgroup float weights[QCH][HEADS];
 
     const uint chunk = group.x;
@@ -296,8 +298,8 @@ kernel void qsa_attn(device const float4* qcur [[buffer(0)]],
     for (uint h = simdgroup; h < HEADS; h += 8) {
         float top = -INFINITY;
         for (uint c = lane; c < cells; c += 32) {
-            const float4 four = products[h][c];
-            const float score = (four.x + four.y) + (four.z + four.w);
+            threadgroup const float* four = products[h][c];
+            const float score = (four[0] + four[1]) + (four[2] + four[3]);
             weights[c][h] = score;
             top = max(top, score);
         }
@@ -332,8 +334,8 @@ kernel void qsa_attn(device const float4* qcur [[buffer(0)]],
     }
 }
 
-// A threadgroup of 256 per (query head, token), a thread per dimension: the chunks of QCH cells brought to their
-// common maximum and added up, normalised, and let through by the gate.
+// A threadgroup of 256 per (query head, token), a thread per dimension: the chunks of QCH cells brought to
+// their common maximum and added up, normalised, and let through by the gate.
 kernel void qsa_merge(device const float* part [[buffer(0)]],
                       device const float* qfull [[buffer(1)]],
                       device float* xp [[buffer(2)]],

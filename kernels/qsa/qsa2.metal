@@ -10,15 +10,15 @@
 #define QCH2 32  // cells of a chunk of qsa_attn2: at most one per lane
 #endif
 #ifndef QHG
-#define QHG 2  // groups of the query heads of a head of keys and values: at most 8 heads each, one per simdgroup
+#define QHG 2  // groups of the query heads of a KV head: at most 8 heads each, one per simdgroup
 #endif
 
 static_assert(QCH2 <= 32, "qsa_attn2 has a lane for each cell of a chunk");
 
 // ---- selection -----------------------------------------------------------------------------------------
 
-// Adds up the cells of each digit. Digits that follow each other are often the same, above all the highest ones:
-// they are added together, so that threads do not queue for one bin.
+// Adds up the cells of each digit. Digits that follow each other are often the same, above all the highest
+// ones: they are added together, so that threads do not queue for one bin.
 struct QsaTally {
     threadgroup atomic_uint* bins;
     uint digit;
@@ -66,10 +66,12 @@ struct QsaCut {
     }
 };
 
-// A threadgroup of 1024 per token: radix select. Four passes find the key of the last block taken, eight bits each,
-// from the highest. A pass counts, in threadgroup memory, the cells of each digit among the blocks that agree
-// with what is known of the key; a suffix scan of the 256 bins then says in which of them the budget runs out.
-// A thread has a run of neighbouring blocks and keeps the keys of the first four: all, up to 4096 blocks.
+// A threadgroup of 1024 per token: radix select. Four passes find the key of the last block taken, eight bits
+// each, from the highest. A pass counts, in threadgroup memory, the cells of each digit among the blocks that
+// agree with what is known of the key; a suffix scan of the 256 bins then says in which of them the budget
+// runs out. A thread has a run of neighbouring blocks and keeps the keys of the first four: all, up to 4096
+// blocks.
+[[max_total_threads_per_threadgroup(1024)]]
 kernel void qsa_topk2(device const float* scores [[buffer(0)]],
                       device int* ids [[buffer(1)]],
                       constant QsaArgs& args [[buffer(2)]],
@@ -82,8 +84,8 @@ kernel void qsa_topk2(device const float* scores [[buffer(0)]],
     constexpr uint HELD = 4;
     constexpr uint BUDGET = QBUDGET;
     threadgroup atomic_uint bins[256];
-    threadgroup uint found[2];          // the digit of the pass, and the cells still wanted of it
-    threadgroup uint before[2][32];     // cells above the cut and at it, in earlier simdgroups
+    threadgroup uint found[2];       // the digit of the pass, and the cells still wanted of it
+    threadgroup uint before[2][32];  // cells above the cut and at it, in earlier simdgroups
 
     const uint n_kv = args.pos0 + t + 1;
     device int* list = ids + t * BUDGET;
@@ -191,10 +193,10 @@ kernel void qsa_topk2(device const float* scores [[buffer(0)]],
 
 // ---- attention -----------------------------------------------------------------------------------------
 
-// A threadgroup of 256 per (chunk of QCH2 cells, group of query heads, token); y is KV head * QHG + head group.
-// Scores: a lane per cell, a simdgroup per 32 dimensions, so that all lanes read the same part of a query. Then
-// simdgroup h adds up what the eight have for head h, and the softmax of the chunk stays in its registers. Value
-// sums: a thread per dimension. part as in qsa_attn.
+// A threadgroup of 256 per (chunk of QCH2 cells, group of query heads, token); y is KV head * QHG + head
+// group. Scores: a lane per cell, a simdgroup per 32 dimensions, so that all lanes read the same part of a
+// query. Then simdgroup h adds up what the eight have for head h, and the softmax of the chunk stays in its
+// registers. Value sums: a thread per dimension. part as in qsa_attn.
 kernel void qsa_attn2(device const float4* qcur [[buffer(0)]],
                       device const char4* kq [[buffer(1)]],
                       device const char* vq [[buffer(2)]],
@@ -282,8 +284,8 @@ kernel void qsa_attn2(device const float4* qcur [[buffer(0)]],
     }
 }
 
-// A threadgroup of 256 per (query head, token): as qsa_merge, for the more numerous chunks of qsa_attn2. A thread
-// has two dimensions of every second chunk, and the two halves are added at the end.
+// A threadgroup of 256 per (query head, token): as qsa_merge, for the more numerous chunks of qsa_attn2. A
+// thread has two dimensions of every second chunk, and the two halves are added at the end.
 kernel void qsa_merge2(device const float* part [[buffer(0)]],
                        device const float* qfull [[buffer(1)]],
                        device float* xp [[buffer(2)]],
@@ -336,10 +338,11 @@ kernel void qsa_merge2(device const float* part [[buffer(0)]],
     qsa_write_prepared(both[i % 2] / (1.0f + exp(-gate)), xp, args, int(t), int(h), i);
 }
 
-// A threadgroup of 256 per (chunk of QCH <= 64 cells, head of keys and values, token), for its 12 query heads.
-// Scores: a lane has a cell and multiplies its key with three queries, so that no sum crosses lanes; simdgroup s
-// has half s % 2 of the cells and triple s / 2 of the heads. The halves agree on a head's largest score and sum
-// through threadgroup memory. Value sums: a thread has a dimension and the weights of four heads per vector.
+// A threadgroup of 256 per (chunk of QCH <= 64 cells, head of keys and values, token), for its 12 query
+// heads. Scores: a lane has a cell and multiplies its key with three queries, so that no sum crosses lanes;
+// simdgroup s has half s % 2 of the cells and triple s / 2 of the heads. The halves agree on a head's largest
+// score and sum through threadgroup memory. Value sums: a thread has a dimension and the weights of four
+// heads per vector.
 kernel void qsa_attn3(device const float4* qcur [[buffer(0)]],
                       device const char4* kq [[buffer(1)]],
                       device const char* vq [[buffer(2)]],

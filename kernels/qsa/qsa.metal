@@ -1,4 +1,4 @@
-// Sparse decode attention over an 8-bit cache: constants, what the kernels share, and the first set of kernels.
+// Sparse decode attention over an 8-bit cache: constants, what the kernels share, and the first kernels.
 //
 //   qsa_quant   new keys or values into the cache
 //   qsa_score   a score for every block of four cells

@@ -132,8 +132,8 @@ class Distances:
     def of(cls, array: np.ndarray, expected: Expectation, part: Field) -> Distances:
         got, want = elements_of(array, part), elements_of(expected.values, part)
         defined, magnitude = elements_of(expected.defined, part), elements_of(expected.magnitude, part)
-        wide, target = got.astype(np.float64), want.astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            wide, target = got.astype(np.float64), want.astype(np.float64)
             same = ~defined | (got == want.astype(got.dtype)) | (np.isnan(wide) & np.isnan(target))
             absolute = np.where(same, 0.0, np.abs(wide - target))
             absolute[np.isnan(absolute)] = np.inf

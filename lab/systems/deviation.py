@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -119,38 +120,85 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Distances:
-    """How far the elements of a field are from what they should be, flat; 0 where they are not defined."""
+    """How far the elements of a field are from what they should be, flat.
+
+    ``got`` and ``want`` are all of them; ``differing`` are the indices of those that are defined and not the
+    same, and of these ``off`` is the distance, ``share`` the distance as a share of the largest that is
+    expected, ``many`` the distance in roundings. ``absolute``, ``relative`` and ``roundings`` are that of
+    all elements: 0 where they are the same or not defined.
+    """
 
     got: np.ndarray
     want: np.ndarray
-    absolute: np.ndarray
-    relative: np.ndarray
-    roundings: np.ndarray
-    ulp: float
+    differing: np.ndarray
+    off: np.ndarray
+    share: np.ndarray
+    many: np.ndarray
 
     @classmethod
     def of(cls, array: np.ndarray, expected: Expectation, part: Field) -> Distances:
         got, want = elements_of(array, part), elements_of(expected.values, part)
         defined, magnitude = elements_of(expected.defined, part), elements_of(expected.magnitude, part)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            wide, target = got.astype(np.float64), want.astype(np.float64)
-            same = ~defined | (got == want.astype(got.dtype)) | (np.isnan(wide) & np.isnan(target))
-            absolute = np.where(same, 0.0, np.abs(wide - target))
-            absolute[np.isnan(absolute)] = np.inf
+            differing = np.flatnonzero((got != want.astype(got.dtype, copy=False)) & defined)
+            # Most elements of a large buffer are as they were: the rest is done for the others alone.
+            wide, target = got[differing].astype(np.float64), want[differing].astype(np.float64)
+            both_nan = np.isnan(wide) & np.isnan(target)
+            if both_nan.any():
+                numbers = ~both_nan
+                differing, wide, target = differing[numbers], wide[numbers], target[numbers]
+            off = np.abs(wide - target)
+            off[np.isnan(off)] = np.inf
             size = np.abs(target)
-            # What stands for an infinity says nothing of the size of the others.
-            largest = size[defined & (size < _HUGE)].max(initial=_LEAST)
-            relative = absolute / np.where(size < _HUGE, largest, size)
-            relative[np.isnan(relative)] = np.inf
-            roundings = np.where(same, 0.0, absolute / (magnitude * EPS))
-        ulp = _largest_ulp(got[~same], want[~same])
-        return cls(got, want, absolute, relative, roundings, ulp)
+            share = off / np.where(size < _HUGE, _largest(want, defined), size)
+            share[np.isnan(share)] = np.inf
+            return cls(got, want, differing, off, share, off / (magnitude[differing] * EPS))
+
+    @functools.cached_property
+    def absolute(self) -> np.ndarray:
+        return self._of_all(self.off)
+
+    @functools.cached_property
+    def relative(self) -> np.ndarray:
+        return self._of_all(self.share)
+
+    @functools.cached_property
+    def roundings(self) -> np.ndarray:
+        return self._of_all(self.many)
+
+    def _of_all(self, of_differing: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(self.got))
+        found[self.differing] = of_differing
+        return found
+
+    def at(self, element: int) -> tuple[float, float, float]:
+        """The distance of one element, absolute, relative and in roundings."""
+        place = int(np.searchsorted(self.differing, element))
+        if place == len(self.differing) or self.differing[place] != element:
+            return 0.0, 0.0, 0.0
+        return float(self.off[place]), float(self.share[place]), float(self.many[place])
+
+    @property
+    def ulp(self) -> float:
+        """The largest distance of any element in units in the last place of float32."""
+        return _largest_ulp(self.got[self.differing], self.want[self.differing])
 
     @property
     def worst(self) -> int:
         """The element that is off by the most roundings; of several, by the most."""
-        most = np.flatnonzero(self.roundings == self.roundings.max())
-        return int(most[self.absolute[most].argmax()])
+        if not len(self.differing):
+            return 0
+        most = np.flatnonzero(self.many == self.many.max())
+        return int(self.differing[most[self.off[most].argmax()]])
+
+
+def _largest(want: np.ndarray, defined: np.ndarray) -> float:
+    """The largest expected value without its sign. What stands for an infinity says nothing of the others."""
+    known = want if defined.all() else want[defined]
+    if known.dtype.kind != "f":
+        return max(abs(float(known.max(initial=0))), abs(float(known.min(initial=0)))) or _LEAST
+    size = np.abs(known)
+    return float(size[size < _HUGE].max(initial=_LEAST))
 
 
 def _largest_ulp(got: np.ndarray, want: np.ndarray) -> float:

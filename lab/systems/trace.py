@@ -149,18 +149,17 @@ class Step:
         worst = found.worst
         length = part.stop - part.start
         outer = np.unravel_index(worst // length, about.shape[:-1]) if about.shape[:-1] else ()
+        index = (*map(int, outer), part.start + worst % length)
         return Deviation(
             self.number,
             self.kernel,
             name,
             part.name,
-            float(found.absolute[worst]),
-            float(found.relative[worst]),
-            float(found.roundings[worst]),
+            *found.at(worst),
             found.ulp,
             part.tolerance,
-            part.tolerance * EPS * float(elements_of(expected.magnitude, part)[worst]),
-            (*map(int, outer), part.start + worst % length),
+            part.tolerance * EPS * float(expected.magnitude[index]),
+            index,
             self._words(name, part, worst),
             found.got[worst].item(),
             found.want[worst].item(),

@@ -207,6 +207,17 @@ class Library(Mapping[str, Kernel]):
         more = {**macros(defines), **options.defines}
         return _library(replace(self._source, options=replace(options, defines=more)))
 
+    @property
+    def function_constants(self) -> tuple[str, ...]:
+        """The names of the source's function constants."""
+        return self.program.function_constants
+
+    def with_constants(self, constants: Mapping[str | int, Any]) -> Library:
+        """The same source with these values of function constants too, by name or index."""
+        options = self._source.options
+        more = {**options.constants, **constants}
+        return _library(replace(self._source, options=replace(options, constants=more)))
+
     def macro_values(self, names: Iterable[str]) -> dict[str, str]:
         """What those of ``names`` that are macros at the end of the source stand for, by name."""
         source, options = self._source, self._source.options
@@ -224,15 +235,24 @@ class Library(Mapping[str, Kernel]):
 
     def __getitem__(self, name: str) -> Kernel:
         if name not in self._kernels:
+            self._refuse(name)
             raise KeyError(f"{self.name} has no kernel called {name!r}: {_names(self._kernels)}.")
         return self._kernels[name]
 
     def __getattr__(self, name: str) -> Kernel:
         kernels = self.__dict__.get("_kernels", {})
         if name not in kernels:
+            if "program" in self.__dict__:
+                self._refuse(name)
             mine = self.__dict__.get("name", "The library")
             raise AttributeError(f"{mine} has no kernel called {name!r}: {_names(kernels)}.")
         return kernels[name]
+
+    def _refuse(self, name: str) -> None:
+        """Raise MslError for a kernel of the source that uses what is out of scope."""
+        problem = self.program.refuse(name)
+        if problem is not None:
+            raise problem
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kernels)
@@ -256,14 +276,16 @@ def compile(
     engine: str = "auto",
     math: str = "safe",
     isolate: bool = False,
+    constants: Mapping[str | int, Any] | None = None,
 ) -> Library:
     """Read Metal source and give its kernels as functions.
 
     ``source`` is MSL text, or the path of a ``.metal`` file; its ``#include "..."`` finds files beside
     it. ``name`` is how messages call a text. ``defines`` maps macro names to values; ``include`` names
-    files that are read before the source. ``math`` is ``safe`` (operations as written), ``relaxed`` or
-    ``fast``. Kernels are compiled when they are first called. ``isolate`` runs every call of them (but
-    ``run_``) in a process of its own.
+    files that are read before the source, and folders that are searched for what it includes. ``constants``
+    maps function constants, by name or index, to their values. ``math`` is ``safe`` (operations as written),
+    ``relaxed`` or ``fast``. Kernels are compiled when they are first called. ``isolate`` runs every call of
+    them (but ``run_``) in a process of its own.
 
     Raises CompileError with the line, the column and a caret; ArgumentError for a wrong option.
     """
@@ -274,7 +296,7 @@ def compile(
     if engine not in registry.NAMES:
         registry.engine(engine)
     called = name or (path.name if path else CELL)
-    options = Options(macros(defines or {}), files, math)
+    options = Options(macros(defines or {}), files, math, dict(constants or {}))
     return _library(_Source(text, path, options, name or CELL, called, engine, isolate))
 
 
@@ -308,7 +330,8 @@ class _Source:
     def key(self) -> Any:
         o = self.options
         defines = tuple(o.defines.items())
-        return self.text, self.path, defines, o.include, o.math, self.engine, self.label, self.isolate
+        values = tuple((key, repr(value)) for key, value in o.constants.items())
+        return self.text, self.path, defines, o.include, o.math, self.engine, self.label, self.isolate, values
 
 
 def _library(source: _Source) -> Library:

@@ -11,6 +11,10 @@ constexpr constant T& msl_constant(const __global T& x) {
     return (constant T&)x;
 }
 
+// A function constant without a value: storage that is nowhere defined, so that its use shows in the code.
+template <class T, uint number>
+extern const __global T msl_undefined;
+
 // A block of the threadgroup's memory. The executor gives each id of a kernel a place of its own.
 extern "C" __attribute__((const, nothrow)) __local char* msl_threadgroup_block(uint id, uint size);
 
@@ -104,6 +108,16 @@ struct msl_constant_copy<T, false> {
 template <class T>
 struct msl_bind<constant T&> : msl_constant_copy<T> {
     explicit msl_bind(ulong address) : msl_constant_copy<T>(address) {}
+};
+
+// An argument that a function constant leaves out: never used, for the same constant guards its use.
+template <class P>
+struct msl_absent {
+    static P get() { return P(); }
+};
+template <class T>
+struct msl_absent<T&> {
+    static T& get() { return *(T*)(ulong)64; }
 };
 
 // Size of a threadgroup along one axis: the last one holds what is left.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import cache, resources
 from ..errors import CompileError, EngineError
-from . import diagnostics, toolchain
+from . import constants, diagnostics, toolchain
 from .diagnostics import Diagnostic, Place
 from .unit import Unit
 
@@ -48,7 +48,7 @@ _WARNINGS = (
     "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-duplicate-decl-specifier",
     "-Wno-unused-value", "-Wno-unknown-pragmas", "-Wno-invalid-offsetof", "-Wno-c++20-extensions",
     "-Wno-c++2b-extensions", "-Wno-c99-extensions", "-Werror=undefined-internal", "-Werror=undefined-inline",
-    "-Wno-missing-declarations", "-Wno-pass-failed", "-Wno-attributes",
+    "-Wno-missing-declarations", "-Wno-undefined-var-template", "-Wno-pass-failed", "-Wno-attributes",
     "-Wno-gnu-zero-variadic-macro-arguments",
 )  # fmt: skip
 
@@ -151,4 +151,7 @@ def compile_ir(unit: Unit, target: Target, math: str, *more: str) -> tuple[str, 
         text = "\n".join(d.render() for d in shown) or done.stderr.strip()
         placed = [d for d in found if d.place is not None]
         raise CompileError(text or "The compiler stopped without a word.", placed or found)
+    if any(unit.undefined):
+        for number in sorted(constants.undefined(done.stdout)):
+            raise CompileError(unit.undefined[number])
     return done.stdout, [d for d in found if d.place is not None]

@@ -33,6 +33,10 @@ THREAD_ATTRIBUTES = {
 ADDRESS_SPACES = frozenset({"device", "constant", "threadgroup", "thread"})
 SPECIFIERS = frozenset({"static", "constexpr", "const", "inline", "extern", "volatile"})
 OUT_OF_SCOPE = frozenset({"texture", "sampler", "stage_in", "imageblock", "raytracing", "payload"})
+SCALAR_TYPES = frozenset(
+    {"bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "size_t"}
+    | {f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,9 @@ class Parameter:
 
     ``role`` is ``buffer`` (``index`` is its buffer index), ``threadgroup`` (a ``[[threadgroup(n)]]``
     argument), ``thread`` (an attribute such as thread_position_in_grid, named in ``attribute``),
-    ``unsupported`` (textures and the like) or ``unknown``. ``type`` is the declared type as written.
+    ``unsupported`` (textures and the like), ``absent`` (its function constant is not set) or ``unknown``.
+    ``type`` is the declared type as written; ``present_at`` is where the name of its function
+    constant stands.
     ``index_at`` is where in the text an index stands that is no plain number, such as an enumerator: the
     compiler has to say what it is.
     """
@@ -53,6 +59,7 @@ class Parameter:
     index: int | None
     token: Token
     index_at: tuple[int, int] | None = None
+    present_at: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,26 @@ class Edit:
     text: str
 
 
+@dataclass(frozen=True)
+class FunctionConstant:
+    """``constant T x [[function_constant(n)]];``, or a constant made from such ones by an initialiser.
+
+    ``type`` is T as written, without specifiers. ``index_at`` is where n stands in the text, None for a
+    constant made from others: then ``uses`` are names in its initialiser, and ``edits`` what makes it an
+    ordinary constant. The declaration spans the characters ``[start, end)``.
+    """
+
+    name: str
+    qualified: str
+    type: str
+    token: Token
+    start: int
+    end: int
+    index_at: tuple[int, int] | None = None
+    uses: frozenset[str] = frozenset()
+    edits: tuple[Edit, ...] = ()
+
+
 @dataclass
 class Declarations:
     """All that the scanner found, and the edits that turn the text into what the compiler takes."""
@@ -100,6 +127,11 @@ class Declarations:
     out_of_scope: list[tuple[Token, str]] = field(default_factory=list)
     refused: list[tuple[Token, str]] = field(default_factory=list)
     """What Metal refuses and the compiler would not, with the message."""
+    function_constants: dict[str, FunctionConstant] = field(default_factory=dict)
+    asked: list[tuple[int, int, str]] = field(default_factory=list)
+    """Each ``is_function_constant_defined(x)``: where it stands, and x."""
+    beyond: dict[str, tuple[Token, str]] = field(default_factory=dict)
+    """Kernels by name that use what is out of scope, and what that is: they are no part of the text."""
     functions: dict[str, set[str]] = field(default_factory=dict)
     """Every name used in the bodies of the functions of one name: an over-approximate call graph.
     All operators are under ``operator``."""

@@ -109,12 +109,14 @@ def scalar_size(dtype: str) -> int:
 
 
 _NUMBERS = re.compile(
-    r"^@(msl_(?:kernel|struct|index)_\d+) = .*?constant \[(\d+) x i32\] (.*?)(?:, align \d+)?$", re.M
+    r"^@(msl_(?:kernel|struct|index|present|known|number)_\d+)"
+    r" = .*?constant \[(\d+) x i32\] (.*?)(?:, align \d+)?$",
+    re.M,
 )
 
 
 def numbers(ir: str) -> dict[str, list[int]]:
-    """The constants ``msl_kernel_N``, ``msl_struct_N`` and ``msl_index_N`` of a unit's LLVM IR."""
+    """The constants ``msl_kernel_N``, ``msl_struct_N`` and the like of a unit's LLVM IR."""
     found = {}
     for name, count, value in _NUMBERS.findall(ir):
         if value.startswith("zeroinitializer"):

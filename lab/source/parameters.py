@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from .declarations import OUT_OF_SCOPE, THREAD_ATTRIBUTES, Parameter
+from .scope import out_of_scope
 from .tokens import Token, closing, closing_angle, split
 
 
@@ -57,13 +57,15 @@ def _parameter(text: str, tokens: Sequence[Token], number: int) -> Parameter:
     before = [t for t in plain if name is None or t.offset < name.offset]
     after = [t for t in plain if name is not None and t.offset > name.offset]
     words = {t.text for t in before}
+    present_at = next(((a[1], a[2]) for a in attributes if a[0] == "function_constant"), None)
     attribute, start, end = next((a for a in attributes if a[0] in _KNOWN), ("", 0, 0))
     argument = text[start:end].strip()
     index = int(argument) if argument.isdecimal() else None
     index_at = (start, end) if argument and index is None and attribute in ("buffer", "threadgroup") else None
-    if any(_TEXTURE.fullmatch(word) for word in words):
-        attribute = attribute if attribute in OUT_OF_SCOPE else "texture"
-    if attribute in OUT_OF_SCOPE:
+    beyond = out_of_scope(before)
+    if beyond is not None:
+        attribute = attribute if attribute in OUT_OF_SCOPE else beyond[1]
+    if beyond is not None or attribute in OUT_OF_SCOPE:
         role = "unsupported"
     elif attribute in THREAD_ATTRIBUTES:
         role = "thread"
@@ -74,12 +76,11 @@ def _parameter(text: str, tokens: Sequence[Token], number: int) -> Parameter:
     else:
         role = "unknown"
         attribute = attributes[0][0] if attributes else ""
-    spelled = _spelling(text, before) + _spelling(text, after)
+    spelled = spelling(text, before) + spelling(text, after)
     shown = name.text if name else f"argument{number}"
-    return Parameter(shown, spelled, role, attribute, index, name or tokens[0], index_at)
+    return Parameter(shown, spelled, role, attribute, index, name or tokens[0], index_at, present_at)
 
 
-_TEXTURE = re.compile(r"(texture|depth)(1d|2d|3d|cube|_buffer)\w*|sampler|imageblock")
 _KNOWN = frozenset({"buffer", "threadgroup", *THREAD_ATTRIBUTES, *OUT_OF_SCOPE})
 
 
@@ -120,7 +121,7 @@ def host_name(head: Sequence[Token]) -> str | None:
     return None
 
 
-def _spelling(text: str, tokens: Sequence[Token]) -> str:
+def spelling(text: str, tokens: Sequence[Token]) -> str:
     """The tokens as the user wrote them, one space where there was any."""
     out, end = "", None
     for token in tokens:

@@ -14,6 +14,7 @@ from .. import resources
 from ..errors import CompileError
 from . import diagnostics
 from .diagnostics import Diagnostic, Place
+from .scope import HEADERS
 from .tokens import tokenize
 from .toolchain import clang
 
@@ -30,6 +31,7 @@ _PREDEFINED = {
     "__HAVE_SIMDGROUP_REDUCTION__": "1",
     "__HAVE_SIMDGROUP_BALLOT__": "1",
     "__APPLE__": "1",
+    "__METAL_MEMORY_SCOPE_SYSTEM__": "3",
     "TARGET_OS_OSX": "1",
     "TARGET_OS_IPHONE": "0",
 }
@@ -115,6 +117,8 @@ def _stubs() -> str:
             stub = Path(folder.name) / header.relative_to(include)
             stub.parent.mkdir(parents=True, exist_ok=True)
             stub.touch()
+    for name in HEADERS:
+        (Path(folder.name) / name).touch()
     return folder.name
 
 
@@ -132,19 +136,20 @@ def preprocess(
     """Run the preprocessor over ``text``.
 
     ``path`` is the file the text was read from, whose neighbours ``#include "..."`` finds; without one
-    the working directory serves. ``include`` are files read before the text; ``label`` is how messages
-    call a text that is no file. Raises CompileError with places in the user's own text.
+    the working directory serves. ``include`` are files read before the text, and folders to search for what
+    it includes; ``label`` is how messages call a text that is no file. Raises CompileError with places in
+    the user's own text.
     """
     name = path.name if path else label
     arguments = ["-E", "-x", "c++", "-std=c++17", "-undef", "-nostdinc", "-fno-caret-diagnostics"]
     arguments += ["-fdiagnostics-print-source-range-info", "-fno-color-diagnostics"]
     arguments += ["-isystem", _stubs(), "-iquote", str(path.parent if path else Path.cwd())]
     for file in include:
-        arguments += ["-iquote", str(file.parent)]
+        arguments += ["-I", str(file)] if file.is_dir() else ["-iquote", str(file.parent)]
     arguments += [f"-D{key}={value}" for key, value in _PREDEFINED.items()]
     arguments += [f"-D{key}={value}" for key, value in (defines or {}).items()]
     for file in include:
-        arguments += ["-include", str(file)]
+        arguments += [] if file.is_dir() else ["-include", str(file)]
     done = clang([*arguments, "-"], f'# 1 "{_escaped(name)}"\n{text}')
 
     files = {name: text}

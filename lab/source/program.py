@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from .. import cache, resources
 from ..errors import CompileError, MslError
-from . import compiler, layout, toolchain
+from . import compiler, constants, layout, toolchain
 from .declarations import (
     ADDRESS_SPACES,
     SPECIFIERS,
@@ -36,11 +37,16 @@ _INDICES = 31  # buffer indices a kernel has, and threadgroup indices
 
 @dataclass(frozen=True)
 class Options:
-    """How a source is compiled. ``defines`` are macros; ``include`` files are read before the source."""
+    """How a source is compiled.
+
+    ``defines`` are macros; ``include`` files are read before the source, its folders are searched for what
+    the source includes. ``constants`` are values of function constants by name or index.
+    """
 
     defines: Mapping[str, str] = field(default_factory=dict)
     include: tuple[Path, ...] = ()
     math: str = "safe"
+    constants: Mapping[str | int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,10 +97,39 @@ class Program:
     options: Options
     kernels: Mapping[str, Signature]
     warnings: tuple[Diagnostic, ...]
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Function constants that have a value, by name, with an expression for it."""
+    unknown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Those that have none, and the names that have to be given for it."""
 
     def unit(self, kernel: Signature, *, groups: bool) -> Unit:
-        """The text that runs ``kernel``, by whole threadgroups or thread by thread."""
-        return running(self.preprocessed, self.declarations, kernel.declaration, groups=groups)
+        """The text that runs ``kernel``, by whole threadgroups or thread by thread.
+
+        Raises CompileError where an argument's presence depends on a function constant without a value.
+        """
+        unknown = {name: _without_value(kernel.name, name, roots) for name, roots in self.unknown.items()}
+        for p in kernel.parameters:
+            if p.role == "absent" and p.attribute in unknown:
+                raise CompileError(unknown[p.attribute])
+        return running(
+            self.preprocessed,
+            self.declarations,
+            kernel.declaration,
+            groups=groups,
+            values=self.values,
+            unknown=unknown,
+        )
+
+    @property
+    def function_constants(self) -> tuple[str, ...]:
+        """The names of the source's function constants."""
+        found = self.declarations.function_constants.values()
+        return tuple(c.name for c in found if c.index_at is not None)
+
+    def refuse(self, name: str) -> CompileError | None:
+        """Why kernel ``name`` cannot be had, for it uses what is out of scope. None for any other."""
+        beyond = self.declarations.beyond.get(name)
+        return None if beyond is None else _out_of_scope(*beyond, self.preprocessed, f"kernel '{name}': ")
 
     def source_of(self, kernel: Signature) -> str:
         """The lines of the user's source that define ``kernel``."""
@@ -134,9 +169,17 @@ def read(text: str, path: Path | None = None, options: Options | None = None, la
     for token, text in found.refused:
         raise _error(token, text, preprocessed)
     structs = _structs_of(found)
-    unit = describing(preprocessed, found, structs)
+    indices = _constant_indices(found, preprocessed, options)
+    values = constants.given(found, indices, options.constants, path.name if path else f"The {label}")
+    unit = describing(preprocessed, found, structs, values)
     numbers, warnings = _describe(unit, options)
+    unknown = _without_values(found, values, numbers)
+    declared = found.kernels
     found.kernels = [_indexed(k, numbers.get(f"msl_index_{i}", [])) for i, k in enumerate(found.kernels)]
+    present = (numbers.get(f"msl_present_{i}", []) for i in range(len(declared)))
+    found.kernels = [
+        _with_present(k, flags, preprocessed.text) for k, flags in zip(found.kernels, present, strict=True)
+    ]
     _refuse_parameters(found, preprocessed)
     ids = {i: struct.name for i, struct in enumerate(structs)}
     layouts = {
@@ -145,7 +188,7 @@ def read(text: str, path: Path | None = None, options: Options | None = None, la
     }
     kernels = {}
     for i, declaration in enumerate(found.kernels):
-        described = [p for p in declaration.parameters if p.role in ("buffer", "threadgroup")]
+        described = [p for p in declared[i].parameters if p.role in ("buffer", "threadgroup")]
         record = numbers[f"msl_kernel_{i}"]
         types = {
             p.name: layout.parameter_type(record[8 * n : 8 * n + 8], ids, _pointee(p))
@@ -154,7 +197,69 @@ def read(text: str, path: Path | None = None, options: Options | None = None, la
         _refuse_types(declaration, types, preprocessed)
         place = _place(declaration.token, preprocessed)
         kernels[declaration.name] = Signature(declaration, types, layouts, place)
-    return Program(preprocessed, found, options, kernels, (*preprocessed.warnings, *warnings))
+    warned = (*preprocessed.warnings, *warnings)
+    return Program(preprocessed, found, options, kernels, warned, values, unknown)
+
+
+def _constant_indices(found: Declarations, preprocessed: Preprocessed, options: Options) -> dict[str, int]:
+    """The index of each function constant; where it is no plain number, the compiler says what it is."""
+    indices: dict[str, int] = {}
+    numbers: dict[str, list[int]] = {}
+    for i, (name, constant) in enumerate(found.function_constants.items()):
+        if constant.index_at is None:
+            continue
+        index = constants.integer(preprocessed.text[slice(*constant.index_at)])
+        if index is None:
+            numbers = numbers or _describe(describing(preprocessed, found, []), options)[0]
+            index = numbers[f"msl_number_{i}"][0]
+        if not 0 <= index < constants.INDICES:
+            last = constants.INDICES - 1
+            text = f"function constant index {index} is out of range: Metal has 0 to {last}"
+            raise _error(constant.token, text, preprocessed)
+        indices[name] = index
+    return indices
+
+
+def _without_values(
+    found: Declarations, values: Mapping[str, str], numbers: Mapping[str, list[int]]
+) -> dict[str, tuple[str, ...]]:
+    """Function constants, and those made from them, without a value: by name, with what has to be given."""
+    unknown: dict[str, tuple[str, ...]] = {}
+    for i, (name, constant) in enumerate(found.function_constants.items()):
+        if constant.index_at is not None:
+            if name not in values:
+                unknown[name] = (name,)
+            continue
+        roots = tuple(sorted({root for use in constant.uses for root in unknown.get(use, ())}))
+        known = numbers.get(f"msl_known_{i}", [0 if roots else 1]) == [1]
+        if not known and roots:
+            unknown[name] = roots
+    return unknown
+
+
+def _without_value(kernel: str, name: str, roots: Sequence[str]) -> str:
+    what = ", ".join(f"'{root}'" for root in roots)
+    needs = f"the function constant {what}" if len(roots) == 1 else f"the function constants {what}"
+    through = "" if tuple(roots) == (name,) else f" for '{name}'"
+    lacks = "has no value" if len(roots) == 1 else "have no value"
+    return (
+        f"Kernel '{kernel}' needs {needs}{through}, which {lacks}: "
+        f"give {'it one' if len(roots) == 1 else 'them'} with constants={{{roots[0]!r}: ...}}."
+    )
+
+
+def _with_present(kernel: KernelDeclaration, flags: Sequence[int], text: str) -> KernelDeclaration:
+    """``kernel`` without the arguments whose function constant is not set, or has no value (a flag of 2)."""
+    following = iter(flags)
+    parameters = []
+    for p in kernel.parameters:
+        if p.present_at is not None:
+            flag = next(following)
+            name = text[slice(*p.present_at)].strip().split("::")[-1].strip()
+            if flag != 1:
+                p = replace(p, role="absent", attribute=name, index=None)
+        parameters.append(p)
+    return replace(kernel, parameters=tuple(parameters)) if flags else kernel
 
 
 def _indexed(kernel: KernelDeclaration, values: Sequence[int]) -> KernelDeclaration:
@@ -215,11 +320,15 @@ def _error(
 
 
 def _refuse_out_of_scope(found: Declarations, preprocessed: Preprocessed) -> None:
-    for token, what in found.out_of_scope:
-        text = f"{what} are out of scope here: the lab runs compute kernels on buffers"
-        if what == "function constants":
-            text = "function constants are not supported: use a macro, which a define sets"
-        raise _error(token, text, preprocessed, MslError)
+    """Refuse a source in which nothing is left to run."""
+    if found.out_of_scope and not found.kernels:
+        raise _out_of_scope(*found.out_of_scope[0], preprocessed)
+
+
+def _out_of_scope(token: Token, what: str, preprocessed: Preprocessed, whose: str = "") -> CompileError:
+    verb = "is" if what == "ray tracing" else "are"
+    text = f"{whose}{what} {verb} out of scope here: the lab runs compute kernels on buffers"
+    return _error(token, text, preprocessed, MslError)
 
 
 def _refuse_twins(found: Declarations, preprocessed: Preprocessed) -> None:
@@ -290,7 +399,7 @@ def _refuse_types(
 
 
 def include_files(paths: Sequence[str | Path]) -> tuple[Path, ...]:
-    """Include files as absolute paths; ``kernels/...`` is found among the shipped ones from any folder.
+    """Include files and folders as absolute paths; ``kernels/...`` is found among the shipped ones.
 
     Raises CompileError naming one that does not exist.
     """
@@ -298,9 +407,9 @@ def include_files(paths: Sequence[str | Path]) -> tuple[Path, ...]:
     shipped = resources.kernels()
     for path in paths:
         file = Path(path).expanduser()
-        if not file.is_file() and file.parts[:1] == (shipped.name,):
+        if not file.exists() and file.parts[:1] == (shipped.name,):
             file = shipped.joinpath(*file.parts[1:])
-        if not file.is_file():
+        if not file.exists():
             raise CompileError(f"The include file {path} does not exist (looked in {Path.cwd()}).")
         found.append(file.resolve())
     return tuple(found)

@@ -8,17 +8,20 @@ source: what it can't read it passes over, and the compiler says what is wrong.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from .declarations import (
     ADDRESS_SPACES,
     SPECIFIERS,
     Declarations,
     Edit,
+    FunctionConstant,
     KernelDeclaration,
     Parameter,
     StructDeclaration,
 )
-from .parameters import declarator, host_name, is_bit_field, read_parameters
+from .parameters import declarator, host_name, is_bit_field, read_parameters, spelling
+from .scope import out_of_scope
 from .tokens import Token, closing, closing_angle, split, tokenize
 
 
@@ -28,6 +31,7 @@ def scan(text: str) -> Declarations:
 
 
 _TYPES = frozenset({"struct", "class", "union", "enum"})
+_STAGES = frozenset({"vertex", "fragment", "object", "mesh"})
 
 
 def _declarators(head: Sequence[Token]) -> Sequence[Token]:
@@ -47,6 +51,7 @@ class _Scanner:
         self.tokens = tokenize(text)
         self.found = Declarations()
         self.templates: dict[str, tuple[str, tuple[Parameter, ...], Token, Token]] = {}
+        self.beyond_templates: dict[str, tuple[Token, str]] = {}
         self.fields: list[str] = []  # data members of the struct being read
         self.bit_fields: set[str] = set()  # names of all of them
         self.storage = 0  # threadgroup declarations so far
@@ -54,9 +59,11 @@ class _Scanner:
         self.constructors: set[tuple[str, str]] = (
             set()
         )  # struct and parameters of those with an address space
+        self.beyond: set[str] = set()  # types and functions that are gone, for they use what is out of scope
 
     def run(self) -> Declarations:
         self._scope(0, len(self.tokens), (), in_struct=False)
+        self._words()
         self._conditionals()
         return self.found
 
@@ -83,7 +90,9 @@ class _Scanner:
                 self._scope(i + 3, close, names, in_struct=False)
                 i = close + 1
             elif text in ("using", "friend", "static_assert"):
-                i = self._statement_end(i, end) + 1
+                stop = self._statement_end(i, end)
+                self._remove_beyond(i, stop)
+                i = stop + 1
             else:
                 i = self._declaration(i, end, names, in_struct=in_struct)
 
@@ -132,12 +141,19 @@ class _Scanner:
             text = tokens[i].text
             if text == ";":
                 head = tokens[head_start:i]
+                if not in_struct and self._remove_beyond(start, i):
+                    return i + 1
                 self._variables(
-                    head, parameters is not None, members, in_struct=in_struct, templated=templated
+                    head, parameters is not None, members, names, in_struct=in_struct, templated=templated
                 )
                 return i + 1
             if text in _TYPES and parameters is None and not equals:
                 body = self._type_body(i, end)
+                if body is not None and text != "enum" and not in_struct:
+                    stop = self._statement_end(closing(tokens, body), end)
+                    if self._remove_beyond(start, stop):
+                        self.beyond.update(t.text for t in tokens[i + 1 : i + 2] if t.kind == "name")
+                        return stop + 1
                 if body is not None:
                     i, members = self._type(i, body, names, head_start, templated)
                     continue
@@ -286,6 +302,7 @@ class _Scanner:
         head: Sequence[Token],
         called: bool,
         members: tuple[str, ...],
+        names: tuple[str, ...],
         *,
         in_struct: bool,
         templated: bool,
@@ -297,8 +314,13 @@ class _Scanner:
         if any(t.text == "constant" for t in self._specifiers(head)) and not self._indirect(declarators):
             if in_struct or templated:
                 self._storage_only(head)
-            elif (special := next((t for t in head if t.text == "function_constant"), None)) is not None:
-                self.found.out_of_scope.append((special, "function constants"))
+            elif any(t.text == "function_constant" for t in head):
+                self._function_constants(head, names)
+            elif self._made_from_function_constants(head):
+                edits, self.found.edits = self.found.edits, []
+                self._constant(head)
+                own, self.found.edits = tuple(self.found.edits), edits
+                self._derived(head, names, own)
             else:
                 self._constant(head)
         elif not in_struct or called or head[0].text in ("static", "using", "typedef", "friend"):
@@ -373,6 +395,52 @@ class _Scanner:
         end = self._after(head[-1])
         edits.append(Edit(end, end, "".join(views)))
 
+    def _function_constants(self, head: Sequence[Token], names: tuple[str, ...]) -> None:
+        """``constant T x [[function_constant(n)]];``: what it becomes depends on the values given."""
+        start = head[0].offset
+        attribute: tuple[int, int] | None = None
+        plain: list[Token] = []
+        i = 0
+        while i < len(head):
+            if head[i].text == "[[":
+                close = closing(head, i)
+                if i + 2 < close and head[i + 1].text == "function_constant":
+                    attribute = (head[i + 2].end, head[close - 1].offset)
+                i = close
+            else:
+                plain.append(head[i])
+            i += 1
+        name = declarator(plain)
+        if name is None or attribute is None:
+            return
+        self._add_constant(plain, name, names, start, self._after(head[-1]), index_at=attribute)
+
+    def _made_from_function_constants(self, head: Sequence[Token]) -> bool:
+        known = self.found.function_constants
+        parts = split(_declarators(head))
+        return len(parts) == 1 and any(t.text in known for t in head if t is not declarator(parts[0]))
+
+    def _derived(self, head: Sequence[Token], names: tuple[str, ...], edits: tuple[Edit, ...]) -> None:
+        """A constant whose initialiser names function constants: it has a value where they have."""
+        name = declarator(_declarators(head))
+        if name is None:
+            self.found.edits += edits
+            return
+        uses = frozenset(t.text for t in head if t.text in self.found.function_constants)
+        end = self._after(head[-1])
+        self._add_constant(head, name, names, head[0].offset, end, uses=uses, edits=edits)
+
+    def _add_constant(
+        self, head: Sequence[Token], name: Token, names: tuple[str, ...], start: int, end: int, **more: Any
+    ) -> None:
+        before = [t for t in head if t.offset < name.offset and t.text not in SPECIFIERS | ADDRESS_SPACES]
+        array = any(t.text == "[" for t in head if t.offset > name.offset and t.offset < name.offset + 40)
+        qualified = "::" + "::".join((*names, name.text))
+        kind = spelling(self.text, before) + ("[]" if array and "edits" in more else "")
+        self.found.function_constants[name.text] = FunctionConstant(
+            name.text, qualified, kind, name, start, end, **more
+        )
+
     def _after(self, last: Token) -> int:
         """Offset after the ``;`` that follows token ``last``."""
         at = self.text.find(";", last.end)
@@ -396,6 +464,65 @@ class _Scanner:
         block = f"auto& msl_storage_{n}_ = msl_threadgroup<msl_storage_{n}, {n}>();"
         end = self._after(head[-1])
         edits.append(Edit(end, end, f" }}; {block}{references}"))
+
+    # -- words -----------------------------------------------------------------------------------------
+
+    def _words(self) -> None:
+        """What is replaced wherever it stands."""
+        tokens = self.tokens
+        for i, token in enumerate(tokens):
+            following = tokens[i + 1].text if i + 1 < len(tokens) else ""
+            if token.kind == "number":
+                self._literal(token)
+            elif token.text == "is_function_constant_defined" and following == "(":
+                close = closing(tokens, i + 1)
+                asked = tokens[close - 1].text
+                self.found.asked.append((token.offset, tokens[close].end, asked))
+            elif token.text == "coherent" and self._is_qualifier(i):
+                last = tokens[closing(tokens, i + 1)] if following == "(" else token
+                self._blank(token.offset, last.end)
+            elif token.text == "thread" and self._beside_another_space(i):
+                self._blank(token.offset, token.end)
+
+    def _literal(self, token: Token) -> None:
+        """``1.0`` is a float, also in a template, where the compiler forgets it; ``1.0bf`` is a bfloat."""
+        text = token.text
+        hexadecimal = text[:2] in ("0x", "0X")
+        if text.endswith(("bf", "BF")) and not hexadecimal:
+            self.found.edits.append(Edit(token.offset, token.end, f"bfloat({text[:-2]}f)"))
+        elif text[-1] not in "fFhHlL" and any(c in text for c in ("pP" if hexadecimal else ".eE")):
+            self.found.edits.append(Edit(token.end, token.end, "f"))
+
+    def _is_qualifier(self, i: int) -> bool:
+        """Whether ``coherent`` at ``i`` stands among the specifiers of a declaration."""
+        tokens = self.tokens
+        if i + 1 < len(tokens) and tokens[i + 1].text == "(":
+            close = closing(tokens, i + 1)
+            return close == i + 3 and tokens[i + 2].text in ("system", "device", "threadgroup")
+        around = {tokens[i - 1].text if i else "", tokens[i + 1].text if i + 1 < len(tokens) else ""}
+        return bool(around & (ADDRESS_SPACES | {"const", "volatile"}))
+
+    def _beside_another_space(self, i: int) -> bool:
+        """Whether ``thread`` at ``i`` qualifies a variable that points to another address space.
+
+        ``thread const device T* p``: every variable of a function is a thread's own.
+        """
+        tokens = self.tokens
+        for step in (1, -1):
+            j = i + step
+            while 0 <= j < len(tokens) and tokens[j].text in SPECIFIERS:
+                j += step
+            if 0 <= j < len(tokens) and tokens[j].text in ADDRESS_SPACES - {"thread"}:
+                return True
+        return False
+
+    def _remove_beyond(self, start: int, stop: int) -> bool:
+        """Remove the declaration in tokens ``[start, stop]`` if it uses what is out of scope."""
+        if out_of_scope(self.tokens[start : stop + 1], self.beyond) is None:
+            return False
+        last = self.tokens[min(stop, len(self.tokens) - 1)]
+        self._blank(self.tokens[start].offset, last.end)
+        return True
 
     # -- expressions -----------------------------------------------------------------------------------
 
@@ -462,21 +589,32 @@ class _Scanner:
             # A helper is handed pointers into memory that others name: what counts is its body.
             used -= ADDRESS_SPACES - {t.text for t in tokens[body:close]}
         self.found.functions.setdefault("operator" if operator else name.text, set()).update(used)
+        words = {t.text for t in head[: parameters[0] - start]}
+        stage = self._stage(head[: parameters[0] - start])
+        if not in_struct and stage is not None and "kernel" not in words:
+            self.found.out_of_scope.append((stage, f"{stage.text} functions"))
+            self._blank(tokens[start].offset, tokens[close].end)
+            return
+        if not in_struct and "kernel" not in words and self._remove_beyond(start, close):
+            self.beyond.add(name.text)
+            return
+        read: tuple[Parameter, ...] = ()
+        if not in_struct and "kernel" in words:
+            read = read_parameters(self.text, tokens[parameters[0] + 1 : parameters[1]])
+            what = self._beyond_kernel(read, start, close)
+            if what is not None:
+                self.found.out_of_scope.append(what)
+                self._blank(tokens[start].offset, tokens[close].end)
+                if templated:
+                    self.beyond_templates[name.text] = what
+                else:
+                    self.found.beyond[host_name(head) or name.text] = what
+                return
         if in_struct and name.text == self.struct:
             self._constructor(start, parameters, close)
         self._body(body + 1, close)
-        if in_struct:
+        if in_struct or "kernel" not in words:
             return
-        words = {t.text for t in head[: parameters[0] - start]}
-        if head[0].text in ("vertex", "fragment", "object", "mesh"):
-            self.found.out_of_scope.append((head[0], f"{head[0].text} functions"))
-        if "kernel" not in words:
-            return
-        read = read_parameters(self.text, tokens[parameters[0] + 1 : parameters[1]])
-        for p in read:
-            if p.role == "unsupported":
-                what = "render functions" if p.attribute == "stage_in" else f"{p.attribute.rstrip('s')}s"
-                self.found.out_of_scope.append((p.token, what))
         if "void" not in words:
             self.found.refused.append(
                 (name, f"kernel '{name.text}' has a result: a kernel is a void function")
@@ -487,6 +625,24 @@ class _Scanner:
         else:
             host = host_name(head) or name.text
             self.found.kernels.append(KernelDeclaration(host, qualified, read, name, head[0], tokens[close]))
+
+    @staticmethod
+    def _stage(head: Sequence[Token]) -> Token | None:
+        """The word that makes a render function: ``vertex`` in front, or as ``[[vertex]]``."""
+        for i, token in enumerate(head):
+            if token.text in _STAGES and (i == 0 or head[i - 1].text in ("[[", ">", "static", "inline")):
+                return token
+        return None
+
+    def _beyond_kernel(
+        self, parameters: Sequence[Parameter], start: int, close: int
+    ) -> tuple[Token, str] | None:
+        """What a kernel uses that is out of scope, and where."""
+        for p in parameters:
+            if p.role == "unsupported":
+                plural = p.attribute if p.attribute.endswith("s") else f"{p.attribute}s"
+                return p.token, {"stage_in": "render functions"}.get(p.attribute, plural)
+        return out_of_scope(self.tokens[start : close + 1], self.beyond)
 
     def _body(self, i: int, end: int) -> None:
         """Storage declared inside a function body."""
@@ -521,6 +677,12 @@ class _Scanner:
                     angle, j = (j, close), close
             j += 1
         template = self.templates.get(head[angle[0] - 1].text) if angle else None
+        beyond = self.beyond_templates.get(head[angle[0] - 1].text) if angle else None
+        if angle is not None and beyond is not None:
+            arguments = self.text[head[angle[0]].offset : head[angle[1]].end]
+            self.found.beyond[host_name(head) or f"{head[angle[0] - 1].text}{arguments}"] = beyond
+            self._blank(head[0].offset, head[-1].end)
+            return stop + 1
         if angle is None or template is None:  # no kernel's, or what the compiler has to refuse
             if len(head) > 1 and head[1].text == "[[":
                 start, end = head[1].offset, head[closing(head, 1)].end

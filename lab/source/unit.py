@@ -7,9 +7,10 @@ user's that is not used is compiled: every function of theirs is given internal 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from . import constants
 from .declarations import Declarations, Edit, KernelDeclaration, StructDeclaration
 from .diagnostics import Place
 from .preprocess import Preprocessed
@@ -95,6 +96,8 @@ class Unit:
     """Copied stretches: offset in ``text``, offset in the preprocessed text, length; in order."""
     tail: int
     """Offset in ``text`` from where on all is ours but for copied stretches."""
+    undefined: tuple[str, ...] = ()
+    """What to say for each function constant where code uses it; empty for those that have a value."""
 
     def locate(self, line: int, column: int) -> Place | None:
         """The user's place for a position (from 1) in ``text``; None in what we generated."""
@@ -114,9 +117,21 @@ class Unit:
         return self.preprocessed.origin(row, back - (original.rfind("\n", 0, back) + 1) + 1)
 
 
-def describing(preprocessed: Preprocessed, found: Declarations, structs: Sequence[StructDeclaration]) -> Unit:
-    """The unit that compiles nothing and describes the parameters of every kernel, and ``structs``."""
+def describing(
+    preprocessed: Preprocessed,
+    found: Declarations,
+    structs: Sequence[StructDeclaration],
+    values: Mapping[str, str] | None = None,
+) -> Unit:
+    """The unit that compiles nothing and describes the parameters of every kernel, and ``structs``.
+
+    ``values`` are those of function constants, as expressions.
+    """
     tail = []
+    for i, constant in enumerate(found.function_constants.values()):
+        if constants.tested(constant):
+            known = f"__builtin_constant_p({constant.qualified}__msl)"
+            tail.append(f'extern "C" const __constant uint msl_known_{i}[] = {{{known} ? 1u : 0u}};')
     for i, struct in enumerate(structs):
         tail.append(f"template <> struct msl_struct_id<{struct.qualified}> {{ enum {{ value = {i} }}; }};")
     for i, struct in enumerate(structs):
@@ -139,25 +154,39 @@ def describing(preprocessed: Preprocessed, found: Declarations, structs: Sequenc
     parts: list[str | tuple[int, int]] = ["\n".join(tail)]
     for i, kernel in enumerate(found.kernels):
         indices = [p.index_at for p in kernel.parameters if p.index_at is not None]
-        if indices:
-            spaces = [n for n in kernel.expression.split("<")[0].split("::")[:-1] if n]
-            parts.append("\n" + "".join(f"namespace {name} {{ " for name in spaces))
-            parts.append(f'extern "C" const __constant uint msl_index_{i}[] = {{')
-            for at in indices:
-                parts += ["(uint)(", at, "), "]
-            parts.append("};" + " }" * len(spaces))
-    return _assemble(preprocessed, found.edits, parts)
+        parts += _in_its_namespaces(kernel, f"msl_index_{i}", indices, ("(uint)(", "), "))
+    for i, kernel in enumerate(found.kernels):
+        flags = [p.present_at for p in kernel.parameters if p.present_at is not None]
+        around = ("__builtin_constant_p(", ") ? (", ") ? 1u : 0u : 2u, ")
+        parts += _in_its_namespaces(kernel, f"msl_present_{i}", flags, around)
+    for i, constant in enumerate(found.function_constants.values()):
+        if constant.index_at is not None:
+            table = f'\nextern "C" const __constant uint msl_number_{i}[]'
+            parts += [f"{table} = {{(uint)(", constant.index_at, ")};"]
+    return _assemble(preprocessed, [*found.edits, *constants.edits(found, values or {})], parts)
 
 
 def running(
-    preprocessed: Preprocessed, found: Declarations, kernel: KernelDeclaration, *, groups: bool
+    preprocessed: Preprocessed,
+    found: Declarations,
+    kernel: KernelDeclaration,
+    *,
+    groups: bool,
+    values: Mapping[str, str] | None = None,
+    unknown: Mapping[str, str] | None = None,
 ) -> Unit:
-    """The unit that runs ``kernel``: by whole threadgroups, or one thread at a time."""
+    """The unit that runs ``kernel``: by whole threadgroups, or one thread at a time.
+
+    ``values`` are those of function constants, as expressions; ``unknown`` is what to say where code uses one
+    that has none.
+    """
     bindings, arguments = [], []
     launch = "record->" if groups else "launch."
     for n, p in enumerate(kernel.parameters):
         argument = f"signature::argument<{n}>"
-        if p.role == "buffer":
+        if p.role == "absent":
+            arguments.append(f"msl_absent<{argument}>::get()")
+        elif p.role == "buffer":
             bindings.append(f"msl_bind<{argument}> a{n}({launch}buffer[{p.index}]);")
             arguments.append(f"a{n}.get()")
         elif p.role == "threadgroup":
@@ -170,7 +199,30 @@ def running(
     text = template.format(
         kernel=kernel.expression, bindings=" ".join(bindings), arguments=", ".join(arguments)
     )
-    return _assemble(preprocessed, found.edits, [text])
+    unknown = unknown or {}
+    given = constants.edits(found, values or {}, tuple(unknown))
+    unit = _assemble(preprocessed, [*found.edits, *given], [text])
+    return replace(unit, undefined=tuple(unknown.get(name, "") for name in found.function_constants))
+
+
+def _in_its_namespaces(
+    kernel: KernelDeclaration, name: str, places: Sequence[tuple[int, int]], around: tuple[str, ...]
+) -> list[str | tuple[int, int]]:
+    """A table ``name`` of expressions that stand at ``places`` of the text, as ``kernel`` understands them.
+
+    Each is copied between every two of ``around``.
+    """
+    if not places:
+        return []
+    spaces = [n for n in kernel.expression.split("<")[0].split("::")[:-1] if n]
+    parts: list[str | tuple[int, int]] = ["\n" + "".join(f"namespace {space} {{ " for space in spaces)]
+    parts.append(f'extern "C" const __constant uint {name}[] = {{')
+    for at in places:
+        parts.append(around[0])
+        for piece in around[1:]:
+            parts += [at, piece]
+    parts.append("};" + " }" * len(spaces))
+    return parts
 
 
 def _assemble(

@@ -454,9 +454,43 @@ def test_a_kernel_with_a_result_is_refused():
     assert (token.text, message) == ("f", "kernel 'f' has a result: a kernel is a void function")
 
 
-def test_a_function_constant_is_told():
-    found = scan("constant bool flag [[function_constant(0)]];")
-    assert [what for _, what in found.out_of_scope] == ["function constants"]
+def test_function_constants_and_what_is_made_from_them_are_found():
+    found = scan(
+        "constant bool flag [[function_constant(2 + 1)]]; constant uint N[[function_constant(4)]];"
+        " constant bool other = is_function_constant_defined(flag) ? flag : true; constant int plain = 3;"
+    ).function_constants
+    assert list(found) == ["flag", "N", "other"]
+    assert [c.type for c in found.values()] == ["bool", "uint", "bool"]
+    assert [c.index_at is None for c in found.values()] == [False, False, True]
+    assert found["other"].uses == {"flag"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "vertex V f(uint i [[vertex_id]]) { return V(); }",
+        "[[fragment]] float4 f(V v [[stage_in]]) { return 1; }",
+        "float4 g(texture2d<float> t, sampler s) { return t.sample(s, 0); }",
+        "constexpr sampler linear(filter::linear);",
+        "struct A { texture2d<float> t; }; float4 g(constant A& a) { return 0; }",
+        "using namespace raytracing;",
+        "kernel void f(texture2d<float> t) { }",
+        "template <class T> kernel void f(texture2d<T> t) { }"
+        ' template [[host_name("h")]] kernel void f<float>(texture2d<float>);',
+    ],
+)
+def test_kernels_beside_what_is_out_of_scope_stay(source):
+    text = source + " kernel void k(device int* x) { }"
+    found = scan(text)
+    assert [kernel.name for kernel in found.kernels] == ["k"]
+    for edit in sorted(found.edits, key=lambda e: -e.start):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    assert text.strip("; ") == "kernel void k(device int* x) { }"
+
+
+def test_a_kernel_beyond_the_scope_is_known_by_its_name():
+    source = "kernel void f(texture2d<float> t) { } kernel void k(device int* x) { }"
+    assert {name: what for name, (_, what) in scan(source).beyond.items()} == {"f": "textures"}
 
 
 # ---- conditional expressions -------------------------------------------------------------------------------

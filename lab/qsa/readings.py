@@ -19,9 +19,23 @@ from .reference import Quantised
 from .selection import BLOCK, Selection, block_cells, selection
 from .sizes import Sizes
 
-__all__ = ["Cellweights", "Chosen", "Masses", "cell_weights", "chosen", "chunk_masses", "position_of"]
+__all__ = [
+    "Cellweights",
+    "Chosen",
+    "Masses",
+    "arguments_words",
+    "cell_weights",
+    "chosen",
+    "chunk_masses",
+    "cut_words",
+    "list_words",
+    "needle_words",
+    "position_of",
+]
 
 Array = np.ndarray
+
+TOLD = 8  # cells that a sentence lists
 
 _SILENTLY = np.errstate(all="ignore")  # what comes of rubbish is NaN
 
@@ -219,6 +233,108 @@ def cell_weights(trace: Trace, position: int, token: int, head: int) -> Cellweig
 def position_of(trace: Trace, token: int) -> int:
     """The position at which a token has its output: after its call, for as much of it as was recorded."""
     return _Moment(trace, len(trace), token).end
+
+
+# ---- in words ------------------------------------------------------------------------------------------
+
+
+def arguments_words(trace: Trace, token: int) -> str:
+    """``QsaArgs`` of a token's call and what it makes the token see. Raises as ``chosen`` does."""
+    moment = _Moment(trace, len(trace), token)
+    n_kv, pos0 = moment.n_kv, moment.n_kv - 1 - moment.index
+    whole, rest = divmod(n_kv, BLOCK)
+    blocks = f"{_count(whole, 'whole block')} of four"
+    of_last = _numbers(range(BLOCK * whole, n_kv))
+    unfinished = f"with {_count(rest, 'cell')} ({of_last})" if rest else "without cells"
+    if moment.call is None:
+        return f"The call of token {token} has not begun: it will see {_count(n_kv, 'cell')}."
+    return (
+        f"pos0 = {pos0}, max_cells = {moment.sizes.max_cells}: before the call {pos0} of the cache's "
+        f"{moment.sizes.max_cells} cells are filled. Token {moment.index} of the call sees n_kv = {n_kv} "
+        f"cells: {blocks}, and the unfinished block {whole} {unfinished}."
+    )
+
+
+def cut_words(selection: Selection) -> str:
+    """Where a selection ends, and how nearly it would have ended elsewhere."""
+    cut = selection.cut
+    if cut is None:
+        return (
+            f"All {selection.n_kv} cells are taken, in order: the budget is {selection.budget}, so no score "
+            "is read."
+        )
+    kept = len(selection.ids) - cut.cells_above - _whole_cells(selection, cut.ties[: cut.ties_taken - 1])
+    of_last = f"{kept} of its {kept + len(cut.cells_cut)} cells"
+    if len(cut.ties) == 1:
+        ties = f"One block has this very score, {cut.last_block}: it gives {of_last}."
+    else:
+        ties = (
+            f"{len(cut.ties)} blocks tie with this very score: the first {cut.ties_taken} are taken, and the "
+            f"last of these, {cut.last_block}, gives {of_last}."
+        )
+    if cut.next_block is None:
+        after = "No block is left out."
+    elif cut.margin:
+        after = f"The best block left out is {cut.next_block}, its score lower by {cut.margin:.3g}."
+    else:
+        after = f"The best block left out, {cut.next_block}, has the same score and a higher index."
+    return (
+        f"{len(selection.ids)} of {selection.n_kv} cells are taken. The cut is at key 0x{cut.key:08X}, score "
+        f"{cut.score:.7g}: {_count(len(cut.above), 'block')} above it, {_count(cut.cells_above, 'cell')}. "
+        f"{ties} {after}"
+    )
+
+
+def list_words(chosen: Chosen) -> str:
+    """The kernel's list beside the reference's."""
+    if chosen.kernel_ids is None:
+        return "The kernel has not listed cells yet."
+    if chosen.selection is None:
+        return f"The kernel listed {_count(len(chosen.kernel_ids), 'cell')}, but the scores have no order."
+    if chosen.agrees:
+        return (
+            f"The kernel's list is the reference's, element for element: {_count(len(chosen.hits), 'hit')}."
+        )
+    found = [_count(len(chosen.hits), "hit")]
+    for cells, one, many in (
+        (chosen.misses, "miss", "misses"),
+        (chosen.extras, "extra", "extras"),
+        (chosen.strays, "number that is no cell it sees", "numbers that are no cells it sees"),
+    ):
+        if len(cells):
+            found.append(f"{len(cells)} {one if len(cells) == 1 else many} ({_numbers(cells)})")
+    told = f"The kernel's list differs from the reference's: {', '.join(found)}"
+    if len(found) > 1:
+        return f"{told}."
+    return f"{told}; the cells are right, but not in ascending order, once each."
+
+
+def needle_words(chosen: Chosen) -> str:
+    """Which needles the token found; "" where none are known."""
+    if not chosen.needles:
+        return ""
+    if chosen.kernel_ids is None:
+        return f"Needles at {_numbers(chosen.needles)}."
+    found, lost = chosen.needles_found, chosen.needles_lost
+    told = f"{len(found)} of {_count(len(chosen.needles), 'needle')} found"
+    told += f" ({_numbers(found)})" if found else ""
+    return told + (f"; lost: {_numbers(lost)}." if lost else ".")
+
+
+def _whole_cells(selection: Selection, blocks: Array) -> int:
+    return int(block_cells(selection.n_kv)[blocks].sum())
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number} {of}" if number == 1 else f"{number} {of}s"
+
+
+def _numbers(cells: Sequence[int] | Array) -> str:
+    first = [str(int(cell)) for cell in cells[:TOLD]]
+    return ", ".join(first) + (", ..." if len(cells) > TOLD else "")
+
+
+# ---- from the buffers ----------------------------------------------------------------------------------
 
 
 class _Moment:

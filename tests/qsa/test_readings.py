@@ -101,6 +101,9 @@ def everything(trace: lab.systems.Trace, position: int, token: int) -> tuple[Any
     lists = chosen.hits, chosen.misses, chosen.extras, chosen.strays, chosen.ties, chosen.agrees
     masses = readings.chunk_masses(trace, position, token)
     weights = readings.cell_weights(trace, position, token, 13)
+    readings.list_words(chosen), readings.needle_words(chosen), readings.arguments_words(trace, token)
+    if chosen.selection is not None:
+        readings.cut_words(chosen.selection)
     return chosen, lists, masses, masses.shares, masses.reference_shares, weights
 
 
@@ -194,8 +197,8 @@ def test_a_trace_that_was_saved_reads_the_same(seed: int, tmp_path: Path) -> Non
         np.testing.assert_array_equal(one.scores, other.scores)
         np.testing.assert_array_equal(one.reference_scores, other.reference_scores)
         assert one.needles == other.needles == (3, 50) and one.agrees == other.agrees
-        one, other = (readings.chunk_masses(t, position, 4) for t in (trace, loaded))
-        np.testing.assert_array_equal(one.shares, other.shares)
+        masses, again = (readings.chunk_masses(t, position, 4) for t in (trace, loaded))
+        np.testing.assert_array_equal(masses.shares, again.shares)
 
 
 def test_what_the_trace_does_not_have_is_refused(seed: int) -> None:
@@ -232,6 +235,75 @@ def test_a_list_that_is_wrong_is_told_apart() -> None:
     assert chosen.ties.tolist() == list(range(8, 16))
     assert (chosen.needles_found, chosen.needles_lost) == ((9,), (2,))
     assert not chosen.agrees
+
+
+# ---- in words ------------------------------------------------------------------------------------------
+
+
+def test_the_arguments_are_told_with_the_unfinished_block(seed: int) -> None:
+    trace = lab.qsa.session().trace(*given(seed), tokens=CALLS)
+    assert readings.arguments_words(trace, 1) == (
+        "pos0 = 56, max_cells = 80: before the call 56 of the cache's 80 cells are filled. Token 1 of the "
+        "call sees n_kv = 58 cells: 14 whole blocks of four, and the unfinished block 14 with 2 cells "
+        "(56, 57)."
+    )
+    assert readings.arguments_words(trace, 3) == (
+        "pos0 = 59, max_cells = 80: before the call 59 of the cache's 80 cells are filled. Token 0 of the "
+        "call sees n_kv = 60 cells: 15 whole blocks of four, and the unfinished block 15 without cells."
+    )
+    begun, _ = lab.qsa.session().recording(*given(seed))
+    assert readings.arguments_words(begun, 0) == "The call of token 0 has not begun: it will see 57 cells."
+
+
+def test_a_cut_through_a_single_block_is_told_with_its_margin() -> None:
+    scores = np.array([3, 1, 2, 1.5, np.inf], np.float32)
+    assert readings.cut_words(lab.qsa.selection(scores, 18, 9)) == (
+        "9 of 18 cells are taken. The cut is at key 0xC0000000, score 2: 2 blocks above it, 6 cells. One "
+        "block has this very score, 2: it gives 3 of its 4 cells. The best block left out is 3, its score "
+        "lower by 0.5."
+    )
+
+
+def test_a_cut_through_ties_is_told_with_how_many_are_taken() -> None:
+    scores = np.array([2, 1, 2, 2, 0], np.float32)
+    assert readings.cut_words(lab.qsa.selection(scores, 17, 6)) == (
+        "6 of 17 cells are taken. The cut is at key 0xC0000000, score 2: 0 blocks above it, 0 cells. 3 "
+        "blocks tie with this very score: the first 2 are taken, and the last of these, 2, gives 2 of its 4 "
+        "cells. The best block left out, 3, has the same score and a higher index."
+    )
+    assert "No block is left out." in readings.cut_words(lab.qsa.selection(np.ones(4, np.float32), 16, 15))
+    assert readings.cut_words(lab.qsa.selection(scores, 17, 17)) == (
+        "All 17 cells are taken, in order: the budget is 17, so no score is read."
+    )
+
+
+def test_lists_are_told_beside_the_reference_s() -> None:
+    scores = np.array([3, 1, 2, 2, np.inf], np.float32)
+    selection = lab.qsa.selection(scores, 18, 12)
+
+    def told(listed: list[int] | None, needles: tuple[int, ...] = ()) -> tuple[str, str]:
+        ids = None if listed is None else np.array(listed, np.int32)
+        chosen = readings.Chosen(0, 18, 12, scores, scores.astype(float), selection, ids, needles)
+        return readings.list_words(chosen), readings.needle_words(chosen)
+
+    right = selection.ids.tolist()
+    assert told(None, (4,)) == ("The kernel has not listed cells yet.", "Needles at 4.")
+    assert told(right, (4, 9)) == (
+        "The kernel's list is the reference's, element for element: 12 hits.",
+        "1 of 2 needles found (9); lost: 4.",
+    )
+    assert told(right[::-1], (9,)) == (
+        "The kernel's list differs from the reference's: 12 hits; the cells are right, but not in ascending "
+        "order, once each.",
+        "1 of 1 needle found (9).",
+    )
+    assert told([*right[:-3], 5, -7, 99])[0] == (
+        "The kernel's list differs from the reference's: 9 hits, 3 misses (13, 16, 17), 1 extra (5), 2 "
+        "numbers that are no cells it sees (-7, 99)."
+    )
+    assert told([0] * 12)[0] == (
+        "The kernel's list differs from the reference's: 1 hit, 11 misses (1, 2, 3, 8, 9, 10, 11, 12, ...)."
+    )
 
 
 # ---- kernels that are not ------------------------------------------------------------------------------

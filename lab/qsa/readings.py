@@ -31,6 +31,7 @@ __all__ = [
     "list_words",
     "needle_words",
     "position_of",
+    "selection_words",
 ]
 
 Array = np.ndarray
@@ -174,11 +175,19 @@ class Cellweights:
 
 
 @_SILENTLY
-def chosen(trace: Trace, position: int, token: int, needles: Sequence[int] | None = None) -> Chosen:
+def chosen(
+    trace: Trace,
+    position: int,
+    token: int,
+    needles: Sequence[int] | None = None,
+    *,
+    reference: bool = True,
+) -> Chosen:
     """The selection of a token after the first ``position`` dispatches of ``trace``.
 
-    ``needles`` are by default those that the trace tells of itself (``about["needles"]``). Raises
-    ArgumentError for a token or a position that the trace does not have.
+    ``needles`` are by default those that the trace tells of itself (``about["needles"]``). Without
+    ``reference`` the scores that should be there are left out, which take the longest. Raises ArgumentError
+    for a token or a position that the trace does not have.
     """
     moment = _Moment(trace, position, token)
     scores = moment.scores
@@ -192,7 +201,7 @@ def chosen(trace: Trace, position: int, token: int, needles: Sequence[int] | Non
         moment.n_kv,
         moment.sizes.qbudget,
         scores,
-        moment.reference_scores,
+        moment.reference_scores if reference else np.full(len(scores), np.nan),
         found,
         moment.ids,
         tuple(int(cell) for cell in told if cell < moment.n_kv),
@@ -283,6 +292,16 @@ def cut_words(selection: Selection) -> str:
         f"{cut.score:.7g}: {_count(len(cut.above), 'block')} above it, {_count(cut.cells_above, 'cell')}. "
         f"{ties} {after}"
     )
+
+
+def selection_words(chosen: Chosen) -> str:
+    """``cut_words`` of a token, or why there is no cut to tell of."""
+    if chosen.selection is not None:
+        return cut_words(chosen.selection)
+    unknown = int(np.isnan(chosen.scores).sum())
+    if unknown == len(chosen.scores):
+        return "The blocks have no scores yet."
+    return f"{unknown} of {len(chosen.scores)} scores are NaN, so there is no order to select by."
 
 
 def list_words(chosen: Chosen) -> str:

@@ -75,9 +75,9 @@ def histogram(radix: RadixPass) -> str:
     found = radix.digit
     here, below = int(radix.histogram[found]), int(radix.histogram[:found].sum())
     told = (
-        f"Pass over bits {radix.shift + DIGIT_BITS - 1} to {radix.shift}: {radix.cells_above} cells have a "
-        f"greater digit than 0x{found:02X}, {here} have it, of which {radix.still_wanted} are wanted, "
-        f"{below} have a lower one"
+        f"Cells by digit, bits {radix.shift + DIGIT_BITS - 1} to {radix.shift}: {radix.cells_above} with a "
+        f"greater digit than 0x{found:02X}, {here} with this, of which {radix.still_wanted} wanted, {below} "
+        "with a lower one"
     )
     bars = []
     for digit in np.flatnonzero(radix.histogram).tolist():
@@ -87,7 +87,7 @@ def histogram(radix: RadixPass) -> str:
         faint = " fill-opacity='.45'" if digit < found else ""
         bars.append(
             f"<rect x='{_BAR * digit}' y='{_HEIGHT + 12 - height:.1f}' width='{_BAR}' height='{height:.1f}' "
-            f"fill='{colour}'{faint}><title>digit 0x{digit:02X}: {count} cells</title></rect>"
+            f"fill='{colour}'{faint}><title>digit 0x{digit:02X}, cells: {count}</title></rect>"
         )
     middle = min(max(_BAR * found + _BAR / 2, 5), _WIDTH - 5)
     base = _HEIGHT + 12
@@ -97,8 +97,8 @@ def histogram(radix: RadixPass) -> str:
         f"<text x='{middle}' y='9' text-anchor='middle' fill='{_DIGIT}'>▼</text>{''.join(bars)}"
         f"<path d='M0 {base}.5H{_WIDTH}' stroke='currentColor' stroke-opacity='.5'/>"
         f"<text x='0' y='{base + 11}'>digit 0x00</text>"
-        f"<text x='{_WIDTH}' y='{base + 11}' text-anchor='end'>0xFF · highest bar {most} cells</text></svg>"
-        f"<div><span style='color:{_TAKEN}'>■</span> greater digits, all taken: {radix.cells_above} cells · "
-        f"<span style='color:{_DIGIT}'>▼ ■</span> digit 0x{found:02X}: {here}, wanted {radix.still_wanted} · "
-        f"<span class='dim'>■ lower digits: {below}</span></div>"
+        f"<text x='{_WIDTH}' y='{base + 11}' text-anchor='end'>0xFF · highest bar: {most}</text></svg>"
+        f"<div><span style='color:{_TAKEN}'>■</span> cells of greater digits, all taken: {radix.cells_above} "
+        f"· <span style='color:{_DIGIT}'>▼ ■</span> of digit 0x{found:02X}: {here}, wanted "
+        f"{radix.still_wanted} · <span class='dim'>■ of lower digits: {below}</span></div>"
     )

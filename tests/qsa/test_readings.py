@@ -101,9 +101,12 @@ def everything(trace: lab.systems.Trace, position: int, token: int) -> tuple[Any
     lists = chosen.hits, chosen.misses, chosen.extras, chosen.strays, chosen.ties, chosen.agrees
     masses = readings.chunk_masses(trace, position, token)
     weights = readings.cell_weights(trace, position, token, 13)
-    readings.list_words(chosen), readings.needle_words(chosen), readings.arguments_words(trace, token)
-    if chosen.selection is not None:
-        readings.cut_words(chosen.selection)
+    (
+        readings.selection_words(chosen),
+        readings.list_words(chosen),
+        readings.needle_words(chosen),
+        readings.arguments_words(trace, token),
+    )
     return chosen, lists, masses, masses.shares, masses.reference_shares, weights
 
 
@@ -141,6 +144,7 @@ def test_every_token_is_read_at_every_position(seed: int, path: str) -> None:
                 continue
             np.testing.assert_allclose(chosen.scores, chosen.reference_scores, rtol=1e-5, atol=1e-6)
             np.testing.assert_array_equal(chosen.selection.ids, selected[token].ids)
+            assert np.isnan(readings.chosen(trace, position, token, reference=False).reference_scores).all()
             if done >= SELECT:
                 np.testing.assert_array_equal(weights.cells, selected[token].ids)
                 assert weights.reference.sum() == pytest.approx(1)
@@ -357,5 +361,7 @@ def test_scores_that_are_nan_have_no_selection(seed: int) -> None:
     trace = session.trace(*given(seed))
     assert len(trace) == SCORE and "NaN" in trace[-1].fault
     chosen, *_ = everything(trace, SCORE, 1)
+    assert readings.selection_words(readings.chosen(trace, 0, 1)) == "The blocks have no scores yet."
+    assert readings.selection_words(chosen) == ("1 of 15 scores are NaN, so there is no order to select by.")
     assert chosen.selection is None and np.isnan(chosen.scores).tolist() == [b == 2 for b in range(15)]
     assert not np.isnan(chosen.reference_scores).any()

@@ -28,7 +28,25 @@ inline __local T& msl_threadgroup() {
 // In `c ? a : b` the compiler takes a class in two address spaces for two types, such as that of a local float4 and of
 // float4(0). So the rewriter puts `msl_branch(),` before each branch: a class loses its address space, and all else
 // stays what it is (void too, for which the comma is the built-in one).
+//
+// A bfloat branch beside one of another number: bfloat converts to every number and an integer to bfloat, so it stands
+// as a class that only goes to float and bfloat, and that integers convert to. Put before the whole, `msl_chosen(),`
+// makes it a bfloat again.
 struct msl_branch {};
+struct msl_chosen {};
+struct msl_bfloat_branch {
+    ushort bits;
+    METAL_FUNC constexpr explicit msl_bfloat_branch(bfloat x) : bits(x.bits_) {}
+    template <class I, msl_impl::only_if_t<msl_impl::is_int<I>, int> = 0>
+    METAL_FUNC constexpr msl_bfloat_branch(I x) : bits(bfloat(x).bits_) {}
+    METAL_FUNC constexpr operator bfloat() const { return bfloat::from_bits(bits); }
+    template <class F, msl_impl::only_if_t<msl_impl::same<F, float>, int> = 0>  // and so to nothing beyond float
+    METAL_FUNC constexpr operator F() const { return msl_impl::bfloat_to_float(bits); }
+};
+template <class T, msl_impl::only_if_t<msl_impl::same<msl_impl::bare_t<T>, msl_bfloat_branch>, int> = 0>
+METAL_FUNC constexpr bfloat operator,(msl_chosen, T&& x) {
+    return bfloat::from_bits(x.bits);
+}
 template <class T>
 struct msl_bare {
     using type = T;
@@ -58,10 +76,23 @@ template <class T>
 constexpr bool msl_is_class = __is_class(typename msl_bare<T>::type) || __is_union(typename msl_bare<T>::type);
 template <class T, msl_impl::only_if_t<msl_is_class<T>, int> = 0>
 METAL_FUNC constexpr auto operator,(msl_branch, T&& x) {
-    return typename msl_bare<T>::type(x);
+    if constexpr (msl_impl::same<typename msl_bare<T>::type, bfloat>) return msl_bfloat_branch(x);
+    else return typename msl_bare<T>::type(x);
 }
 template <class T, msl_impl::only_if_t<!msl_is_class<T>, int> = 0>
 METAL_FUNC constexpr T&& operator,(msl_branch, T&& x) {
+    return static_cast<T&&>(x);
+}
+
+// ---- offsets ------------------------------------------------------------------------------------------
+
+// In `p += x` the operand x for a p of type L: a class that stands for a number, where p is a pointer, is that number.
+template <class L, class T, msl_impl::only_if_t<__is_pointer(L) && msl_is_class<T>, int> = 0>
+METAL_FUNC constexpr long msl_offset(T&& x) {
+    return static_cast<long>(x);
+}
+template <class L, class T, msl_impl::only_if_t<!(__is_pointer(L) && msl_is_class<T>), int> = 0>
+METAL_FUNC constexpr T&& msl_offset(T&& x) {
     return static_cast<T&&>(x);
 }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -171,8 +172,7 @@ def read(text: str, path: Path | None = None, options: Options | None = None, la
     structs = _structs_of(found)
     indices = _constant_indices(found, preprocessed, options)
     values = constants.given(found, indices, options.constants, path.name if path else f"The {label}")
-    unit = describing(preprocessed, found, structs, values)
-    numbers, warnings = _describe(unit, options)
+    numbers, warnings = _attempts(found, lambda: describing(preprocessed, found, structs, values), options)
     unknown = _without_values(found, values, numbers)
     declared = found.kernels
     found.kernels = [_indexed(k, numbers.get(f"msl_index_{i}", [])) for i, k in enumerate(found.kernels)]
@@ -199,6 +199,24 @@ def read(text: str, path: Path | None = None, options: Options | None = None, la
         kernels[declaration.name] = Signature(declaration, types, layouts, place)
     warned = (*preprocessed.warnings, *warnings)
     return Program(preprocessed, found, options, kernels, warned, values, unknown)
+
+
+def _attempts(
+    found: Declarations, unit: Callable[[], Unit], options: Options
+) -> tuple[dict[str, list[int]], list[Diagnostic]]:
+    """What a unit describes itself with: with further edits where the compiler refuses it without.
+
+    Raises CompileError, that of the first attempt.
+    """
+    try:
+        return _describe(unit(), options)
+    except CompileError as problem:
+        for more in (found.second, found.third):
+            if more:
+                found.edits += more
+                with contextlib.suppress(CompileError):
+                    return _describe(unit(), options)
+        raise problem from None
 
 
 def _constant_indices(found: Declarations, preprocessed: Preprocessed, options: Options) -> dict[str, int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from .declarations import (
     ADDRESS_SPACES,
+    SCALAR_TYPES,
     SPECIFIERS,
     Declarations,
     Edit,
@@ -20,9 +21,10 @@ from .declarations import (
     Parameter,
     StructDeclaration,
 )
+from .methods import thread_method
 from .parameters import declarator, host_name, is_bit_field, read_parameters, spelling
 from .scope import out_of_scope
-from .tokens import Token, closing, closing_angle, split, tokenize
+from .tokens import Token, closing, closing_angle, pairs, split, tokenize
 
 
 def scan(text: str) -> Declarations:
@@ -31,6 +33,10 @@ def scan(text: str) -> Declarations:
 
 
 _TYPES = frozenset({"struct", "class", "union", "enum"})
+_STATEMENTS = frozenset({"return", "case", "else", "do", "if", "while", "for", "switch", "constexpr"})
+_BEFORE_EXPRESSION = frozenset(
+    {"(", "[", "{", "}", ";", ",", "?", ":", "=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="}
+)
 _STAGES = frozenset({"vertex", "fragment", "object", "mesh"})
 
 
@@ -54,17 +60,24 @@ class _Scanner:
         self.beyond_templates: dict[str, tuple[Token, str]] = {}
         self.fields: list[str] = []  # data members of the struct being read
         self.bit_fields: set[str] = set()  # names of all of them
+        self.openings: dict[int, int] = {}  # closing brackets with the index of their opening ones
         self.storage = 0  # threadgroup declarations so far
         self.struct = ""  # name of the struct being read
         self.constructors: set[tuple[str, str]] = (
             set()
         )  # struct and parameters of those with an address space
+        self.methods: set[tuple[str, str]] = set()  # struct and name of those for objects of a thread
+        self.spaced: set[str] = set()  # names of methods of the struct being read that name thread objects
+        self.pointers: set[str] = set()  # types that are pointers to functions
         self.beyond: set[str] = set()  # types and functions that are gone, for they use what is out of scope
 
     def run(self) -> Declarations:
+        self._function_pointers()
         self._scope(0, len(self.tokens), (), in_struct=False)
         self._words()
         self._conditionals()
+        self._references()
+        self._offsets()
         return self.found
 
     # -- scopes ----------------------------------------------------------------------------------------
@@ -129,6 +142,7 @@ class _Scanner:
                 close = closing_angle(tokens, i + 1, certain=True)
                 if close is None:
                     return self._statement_end(i, end) + 1
+                self._template_parameters(i + 2, close)
                 templated, i = True, close + 1
             else:
                 return self._instantiation(start, end, names)
@@ -143,6 +157,8 @@ class _Scanner:
                 head = tokens[head_start:i]
                 if not in_struct and self._remove_beyond(start, i):
                     return i + 1
+                if in_struct and parameters is not None:
+                    self._method(start, head_start, parameters[0], i, tokens[i].end)
                 self._variables(
                     head, parameters is not None, members, names, in_struct=in_struct, templated=templated
                 )
@@ -241,9 +257,11 @@ class _Scanner:
             aliases = [
                 part[-1].text for part in split(tokens[close + 1 : stop]) if part and part[-1].kind == "name"
             ]
-        outer, self.fields, self.struct = (self.fields, self.struct), [], name
+        outer = (self.fields, self.struct, self.spaced, self.constructors)
+        self.fields, self.struct, self.constructors = [], name, set()
+        self.spaced = self._for_threads(body, close)
         self._scope(body + 1, close, (*names, name) if name else names, in_struct=True)
-        fields, (self.fields, self.struct) = self.fields, outer
+        fields, (self.fields, self.struct, self.spaced, self.constructors) = self.fields, outer
         self._method_spaces(body, close)
         if not templated:
             for alias in [name, *aliases]:
@@ -253,6 +271,16 @@ class _Scanner:
                     members = (*inherited, *fields)
                     self.found.structs[alias] = StructDeclaration(alias, qualified, members, words)
         return close + 1, () if name else tuple(fields)
+
+    def _for_threads(self, body: int, close: int) -> set[str]:
+        """Names of the struct's methods that have a form for objects of a thread by name."""
+        tokens = self.tokens
+        found = set()
+        for i in range(body, close):
+            if tokens[i].text == "thread" and (tokens[i - 1].text == ")" or tokens[i - 2].text == ")"):
+                opening = next((j for j in range(i, body, -1) if tokens[j].text == "("), body)
+                found.add(tokens[opening - 1].text)
+        return found
 
     def _constructor(self, start: int, parameters: tuple[int, int], close: int) -> None:
         """``S(int x) thread : ...`` and the like for each address space: one without serves them all."""
@@ -270,6 +298,26 @@ class _Scanner:
         elif spaces:
             self.constructors.add((self.struct, takes))
             self.found.edits.append(Edit(spaces[0].offset, spaces[-1].end, ""))
+
+    def _method(self, start: int, head_start: int, paren: int, stop: int, end: int) -> None:
+        tokens = self.tokens
+        if self.struct and not any(t.text in self.spaced for t in tokens[paren - 1 : paren]):
+            template, head = tokens[start:head_start], tokens[head_start:stop]
+            edits = thread_method(self.text, self.struct, template, head, paren - head_start, end)
+            if edits:
+                self.found.second += edits
+                self.methods.add((self.struct, tokens[paren - 1].text))
+
+    def _outer_method(self, head_start: int, parameters: tuple[int, int], body: int) -> None:
+        """``void S::f() { ... }``, declared in its struct."""
+        tokens = self.tokens
+        owners = {t.text for t in tokens[head_start : parameters[0] - 1] if t.kind == "name"}
+        name = tokens[parameters[0] - 1].text
+        if any((owner, name) in self.methods for owner in owners):
+            last = tokens[parameters[1]]
+            if tokens[parameters[1] + 1].text == "const":
+                last = tokens[parameters[1] + 1]
+            self.found.second.append(Edit(last.end, last.end, " __private"))
 
     def _method_spaces(self, body: int, close: int) -> None:
         """Give methods for ``constant`` objects a form the compiler has."""
@@ -484,6 +532,67 @@ class _Scanner:
             elif token.text == "thread" and self._beside_another_space(i):
                 self._blank(token.offset, token.end)
 
+    def _references(self) -> None:
+        """``const thread T& x`` takes temporaries too, which the compiler puts nowhere in particular."""
+        tokens = self.tokens
+        for i, token in enumerate(tokens):
+            if token.text != "thread":
+                continue
+            first, last = i, i + 1
+            while first and tokens[first - 1].text in SPECIFIERS:
+                first -= 1
+            while last < len(tokens) and tokens[last].text in SPECIFIERS:
+                last += 1
+            kind = last
+            while last + 1 < len(tokens) and (tokens[last].kind == "name" or tokens[last].text == "::"):
+                last += 1
+            if last < len(tokens) and tokens[last].text == "<":
+                last = (closing_angle(tokens, last) or last) + 1
+            const = any(t.text == "const" for t in tokens[first:last])
+            if const and last < len(tokens) and tokens[last].text == "&":
+                plain = last == kind + 1 and tokens[kind].text in SCALAR_TYPES
+                edit = Edit(token.offset, token.end, " " * len(token.text))
+                (self.found.second if plain else self.found.third).append(edit)
+
+    def _offsets(self) -> None:
+        """``pointer += x;`` where x is of a class that stands for a number."""
+        tokens = self.tokens
+        for i in range(1, len(tokens) - 2):
+            starts = i == 1 or tokens[i - 2].text in (";", "{", "}", ")", "else", "do")
+            if tokens[i].text in ("+=", "-=") and starts and tokens[i - 1].kind == "name":
+                end = self._statement_end(i, len(tokens))
+                if end < len(tokens):
+                    opening = f"msl_offset<decltype({tokens[i - 1].text})>("
+                    first, last = tokens[i + 1].offset, tokens[end - 1].end
+                    self.found.second += [Edit(first, first, opening), Edit(last, last, ")")]
+
+    def _function_pointers(self) -> None:
+        """The names of types that are pointers to functions."""
+        tokens = self.tokens
+        for i, token in enumerate(tokens):
+            if token.text == "using" and i + 3 < len(tokens) and tokens[i + 2].text == "=":
+                stop = self._statement_end(i, len(tokens))
+                words = [t.text for t in tokens[i:stop]]
+                if any(words[j : j + 3] == ["(", "*", ")"] for j in range(len(words))):
+                    self.pointers.add(tokens[i + 1].text)
+            elif token.text == "typedef":
+                stop = self._statement_end(i, len(tokens))
+                for j in range(i, stop - 4):
+                    if tokens[j].text == "(" and tokens[j + 1].text == "*" and tokens[j + 3].text == ")":
+                        self.pointers.add(tokens[j + 2].text)
+
+    def _template_parameters(self, first: int, last: int) -> None:
+        """A parameter that is a pointer to a function is any value: the compiler takes none for such a pointer."""
+        for part in split(self.tokens[first:last]):
+            name = declarator(part)
+            if name is None or len(part) < 2:
+                continue
+            words = [t.text for t in part]
+            if part[0].text in self.pointers and name is not part[0]:
+                self.found.edits.append(Edit(part[0].offset, name.offset, "auto "))
+            elif any(words[j : j + 2] == ["(", "*"] for j in range(len(words))):
+                self.found.edits.append(Edit(part[0].offset, part[-1].end, f"auto {name.text}"))
+
     def _literal(self, token: Token) -> None:
         """``1.0`` is a float, also in a template, where the compiler forgets it; ``1.0bf`` is a bfloat."""
         text = token.text
@@ -529,6 +638,7 @@ class _Scanner:
     def _conditionals(self) -> None:
         """``c ? a : b`` where ``a`` and ``b`` are of one class in two address spaces: see ``msl_branch``."""
         tokens = self.tokens
+        self.openings = pairs(tokens)
         angles = [i for i, t in enumerate(tokens) if t.text == "<" and i and tokens[i - 1].kind == "name"]
         lists = [(i, closing_angle(tokens, i) or i) for i in angles]
         for i, token in enumerate(tokens):
@@ -539,14 +649,40 @@ class _Scanner:
                 continue
             if any(first < i < last for first, last in lists):
                 continue  # template arguments, or comparisons that look like them
-            for first, last in ((i + 1, colon), (colon + 1, self._branch_end(colon + 1))):
+            end = self._branch_end(colon + 1)
+            marked = []
+            for first, last in ((i + 1, colon), (colon + 1, end)):
                 branch = tokens[first:last]
                 if any(t.text in self.bit_fields for t in branch):
                     continue  # no reference binds to a bit-field, and none is of a class
                 if len(branch) > 1 or (branch and branch[0].kind == "name"):
-                    edits = self.found.edits
-                    edits.append(Edit(tokens[first].offset, tokens[first].offset, "(msl_branch(), "))
-                    edits.append(Edit(tokens[last - 1].end, tokens[last - 1].end, ")"))
+                    marked.append((first, last))
+            if marked:
+                self._around(self._condition_start(i), end, "(msl_chosen(), ")
+            for first, last in marked:
+                self._around(first, last, "(msl_branch(), ")
+
+    def _around(self, first: int, last: int, opening: str) -> None:
+        """Put tokens ``[first, last)`` into parentheses, after ``opening``."""
+        tokens, edits = self.tokens, self.found.edits
+        edits.append(Edit(tokens[first].offset, tokens[first].offset, opening))
+        edits.append(Edit(tokens[last - 1].end, tokens[last - 1].end, ")"))
+
+    def _condition_start(self, i: int) -> int:
+        """Index of the first token of the conditional expression whose ``?`` is at ``i``."""
+        tokens = self.tokens
+        j = i - 1
+        while j >= 0:
+            text = tokens[j].text
+            if text in (")", "]", "}") and tokens[j].kind == "punct":
+                opening = self.openings.get(j)
+                if opening is None or (opening and tokens[opening - 1].text in _STATEMENTS):
+                    break
+                j = opening
+            elif (tokens[j].kind == "punct" and text in _BEFORE_EXPRESSION) or text in _STATEMENTS:
+                break
+            j -= 1
+        return j + 1
 
     def _branch_end(self, i: int) -> int:
         """Index of the token that ends the branch of a conditional expression at ``i``."""
@@ -612,6 +748,10 @@ class _Scanner:
                 return
         if in_struct and name.text == self.struct:
             self._constructor(start, parameters, close)
+        elif in_struct:
+            self._method(start, head_start, parameters[0], body, tokens[close].end)
+        elif head_start < parameters[0] - 2 and tokens[parameters[0] - 2].text == "::":
+            self._outer_method(head_start, parameters, body)
         self._body(body + 1, close)
         if in_struct or "kernel" not in words:
             return

@@ -98,6 +98,19 @@ def closing(tokens: Sequence[Token], start: int) -> int:
     return len(tokens) - 1
 
 
+def pairs(tokens: Sequence[Token]) -> dict[int, int]:
+    """For each closing bracket the index of the one that it closes."""
+    found, open_ = {}, []
+    for i, token in enumerate(tokens):
+        if token.kind != "punct":
+            continue
+        if token.text in _OPENERS:
+            open_.append(i)
+        elif token.text in _CLOSERS and open_:
+            found[i] = open_.pop()
+    return found
+
+
 def closing_angle(tokens: Sequence[Token], start: int, *, certain: bool = False) -> int | None:
     """Index of the ``>`` that closes the ``<`` at ``start``, or None where it is a comparison.
 

@@ -499,28 +499,31 @@ def test_a_kernel_beyond_the_scope_is_known_by_its_name():
 @pytest.mark.parametrize(
     ("source", "wanted"),
     [
-        ("x = c ? a : f(b, 1);", "x = c ? (b a) : (b f(b, 1));"),
-        ("f(c ? a : b, d);", "f(c ? (b a) : (b b), d);"),
-        ("x = c ? a : d ? e : g;", "x = c ? (b a) : (b d ? (b e) : (b g));"),
-        ("x = c ? d ? e : g : a;", "x = c ? (b d ? (b e) : (b g)) : (b a);"),
-        ("x = c ? a : b = 3;", "x = c ? (b a) : (b b = 3);"),
-        ("x[c ? i : j] = v;", "x[c ? (b i) : (b j)] = v;"),
-        ("x = i < n ? v : w;", "x = i < n ? (b v) : (b w);"),
+        ("x = c ? a : f(b, 1);", "x = (k c ? (b a) : (b f(b, 1)));"),
+        ("f(c ? a : b, d);", "f((k c ? (b a) : (b b)), d);"),
+        ("x = c ? a : d ? e : g;", "x = (k c ? (b a) : (b (k d ? (b e) : (b g))));"),
+        ("x = c ? d ? e : g : a;", "x = (k c ? (b (k d ? (b e) : (b g))) : (b a));"),
+        ("x = c ? a : b = 3;", "x = (k c ? (b a) : (b b = 3));"),
+        ("x[c ? i : j] = v;", "x[(k c ? (b i) : (b j))] = v;"),
+        ("x = i < n ? v : w;", "x = (k i < n ? (b v) : (b w));"),
         ("x = c ? 1 : 2;", "x = c ? 1 : 2;"),
-        ("x = c ? N::a : N::b;", "x = c ? (b N::a) : (b N::b);"),
-        ("switch (c ? a : b) { case 1: x = 2; }", "switch (c ? (b a) : (b b)) { case 1: x = 2; }"),
-        ("x = c ? p : 0;", "x = c ? (b p) : 0;"),
+        ("x = c ? N::a : N::b;", "x = (k c ? (b N::a) : (b N::b));"),
+        ("switch (c ? a : b) { case 1: x = 2; }", "switch ((k c ? (b a) : (b b))) { case 1: x = 2; }"),
+        ("if (d) return c ? a : b;", "if (d) return (k c ? (b a) : (b b));"),
+        ("g(); f(a) > b[1] ? h() : k();", "g(); (k f(a) > b[1] ? (b h()) : (b k()));"),
+        ("if (d) c ? a : b; else e ? a : b;", "if (d) (k c ? (b a) : (b b)); else (k e ? (b a) : (b b));"),
+        ("x = c ? p : 0;", "x = (k c ? (b p) : 0);"),
     ],
 )
 def test_branches_of_a_conditional_are_marked(source, wanted):
-    assert rewritten(f"void f() {{ {source} }}") == f"void f() {{ {wanted} }}".replace(
-        "(b ", "(msl_branch(), "
-    )
+    spelled = wanted.replace("(b ", "(msl_branch(), ").replace("(k ", "(msl_chosen(), ")
+    assert rewritten(f"void f() {{ {source} }}") == f"void f() {{ {spelled} }}"
 
 
 def test_a_branch_with_a_bit_field_is_left_alone():
     source = "struct S { uint a : 4; uint b; }; void f() { x = c ? s.a : s.b; }"
-    assert rewritten(source) == source.replace("s.b", "(msl_branch(), s.b)")
+    marked = source.replace("c ? s.a : s.b", "(msl_chosen(), c ? s.a : (msl_branch(), s.b))")
+    assert rewritten(source) == marked
 
 
 @pytest.mark.parametrize(

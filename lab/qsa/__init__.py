@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..errors import LabError
 from ..kernel import Kernel, Library
 from ..systems import Compared, Replacement, Trace
 from . import data, reference
@@ -45,6 +46,7 @@ __all__ = [
     "full_attention",
     "load_trace",
     "output",
+    "panel",
     "plan",
     "plans",
     "quantisation_error",
@@ -96,6 +98,25 @@ def replace(source: str | Path | Library | Kernel, names: Any = None, **options:
 def restore(*names: str) -> tuple[str, ...]:
     """``Session.restore`` of the default session: shipped kernels back, those named or all."""
     return default_session().restore(*names)
+
+
+def panel(*given: Any, session: Session | None = None) -> Any:
+    """A panel that steps through the dispatches of ``session``, by default the default one; show it with
+    IPython's ``display`` or as the value of a cell.
+
+    Without arguments it opens on random data; ``given`` are the user's own, as ``trace`` takes them (cache,
+    qfull, qcur, k, v), or ``data.Needles``. Its form changes sizes, path and data. Raises LabError where the
+    notebook packages are not installed.
+    """
+    try:
+        from ..panels import qsa
+    except ModuleNotFoundError as missing:
+        if (missing.name or "lab").partition(".")[0] == "lab":
+            raise
+        raise LabError(
+            f"A panel needs {missing.name}: pip install 'metal-kernel-lab[notebook]' brings it."
+        ) from None
+    return qsa.panel(session or default_session(), *given)
 
 
 # ---- exact attention for comparison --------------------------------------------------------------------

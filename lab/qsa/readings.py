@@ -133,13 +133,14 @@ class Chosen:
 class Masses:
     """What the chunks of a token's attention hold, for all heads: float64 [qh][chunks].
 
-    A chunk is ``length`` neighbouring entries of the list of cells. ``maxima`` are the largest exponents,
-    ``sums`` the sums of the exponentials relative to them, as the kernel wrote them (NaN: not yet);
-    ``reference_maxima`` and ``reference_sums`` follow in float64 from the cells that are listed (NaN where
-    one of them is not in the cache).
+    A chunk is ``length`` neighbouring entries of the list, which has ``listed``. ``maxima`` are the largest
+    exponents, ``sums`` the sums of the exponentials relative to them, as the kernel wrote them (NaN: not
+    yet); ``reference_maxima`` and ``reference_sums`` follow in float64 from the cells that are listed (NaN
+    where one of them is not in the cache).
     """
 
     token: int
+    listed: int
     length: int
     maxima: Array
     sums: Array
@@ -213,7 +214,7 @@ def chunk_masses(trace: Trace, position: int, token: int) -> Masses:
     """What the chunks of a token hold after the first ``position`` dispatches. Raises as ``chosen`` does."""
     moment = _Moment(trace, position, token)
     exponents = moment.exponents(range(moment.sizes.qh))
-    return Masses(token, moment.length, *moment.partials, *_by_chunk(exponents, moment.length))
+    return Masses(token, moment.listed, moment.length, *moment.partials, *_by_chunk(exponents, moment.length))
 
 
 @_SILENTLY
@@ -269,7 +270,7 @@ def cut_words(selection: Selection) -> str:
     cut = selection.cut
     if cut is None:
         return (
-            f"All {selection.n_kv} cells are taken, in order: the budget is {selection.budget}, so no score "
+            f"Every cell is taken, in order: {selection.n_kv} with a budget of {selection.budget}. No score "
             "is read."
         )
     kept = len(selection.ids) - cut.cells_above - _whole_cells(selection, cut.ties[: cut.ties_taken - 1])

@@ -134,7 +134,7 @@ def test_every_token_is_read_at_every_position(seed: int, path: str) -> None:
             assert misses.size == extras.size == strays.size == 0 and agrees == (done >= SELECT)
             assert hits.size == (41 if done >= SELECT else 0)
             assert (ties.size > 0) == (done >= SCORE)
-            assert masses.length == SIZES.chunk_cells(path)
+            assert (masses.listed, masses.length) == (41, SIZES.chunk_cells(path))
             assert masses.maxima.shape == shares.shape == (24, SIZES.chunks(path))
             assert np.isnan(shares).all() == (done < ATTEND)
             assert np.isnan(masses.reference_sums).all() == (done < SELECT)
@@ -277,7 +277,7 @@ def test_a_cut_through_ties_is_told_with_how_many_are_taken() -> None:
     )
     assert "No block is left out." in readings.cut_words(lab.qsa.selection(np.ones(4, np.float32), 16, 15))
     assert readings.cut_words(lab.qsa.selection(scores, 17, 17)) == (
-        "All 17 cells are taken, in order: the budget is 17, so no score is read."
+        "Every cell is taken, in order: 17 with a budget of 17. No score is read."
     )
 
 

@@ -87,8 +87,8 @@ def _scores_that_are_nan(dispatch: Dispatch, arrays: Mapping[str, np.ndarray]) -
     token, block = bad[0].tolist()
     more = f", the first of {len(bad)} such scores" if len(bad) > 1 else ""
     return (
-        f"{dispatch.kernel}: the score of block {block} (cells {BLOCK * block} to {BLOCK * block + 3}) for "
-        f"token {token} is NaN{more}. NaN has no place in an order, so nothing is selected."
+        f"Kernel '{dispatch.kernel}' gave NaN as the score of block {block} (cells {BLOCK * block} to "
+        f"{BLOCK * block + 3}) for token {token}{more}: NaN has no place in an order, so nothing is selected."
     )
 
 

@@ -96,11 +96,15 @@ class Deviation:
         if self.fault:
             return f"{head}: {self.fault}"
         of = f"{self.field} of {self.buffer}" if self.field else self.buffer
-        return (
-            f"{head}: {of} at {self.where} is {self.value:.9g}, expected {self.expected:.9g} "
-            f"(off by {self.absolute:.2g}, {self.relative:.2g} of the largest; "
-            f"rounding explains {self.explained:.2g})"
-        )
+        off = f"off by {_number(self.absolute, 2)}, {self.relative:.2g} of the largest"
+        off += f"; rounding explains {self.explained:.2g}" if self.explained else "; it has to be exact"
+        found = f"is {_number(self.value)}, expected {_number(self.expected)}"
+        return f"{head}: {of} at {self.where} {found} ({off})"
+
+
+def _number(value: float, digits: int = 9) -> str:
+    whole = float(value).is_integer() and abs(value) < 2**32
+    return f"{value:.0f}" if whole else f"{value:.{digits}g}"
 
 
 def severity(d: Deviation) -> float:

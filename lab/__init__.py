@@ -5,6 +5,7 @@ from types import ModuleType
 
 from .errors import ArgumentError, CompileError, EngineError, KernelFault, LabError, MslError
 from .kernel import Empty, Kernel, Library, Stats, compile, empty
+from .mlxfast import install, installed, metal_kernel, uninstall
 
 __all__ = [
     "ArgumentError",
@@ -19,6 +20,10 @@ __all__ = [
     "Stats",
     "compile",
     "empty",
+    "install",
+    "installed",
+    "metal_kernel",
+    "uninstall",
 ]
 __version__ = "0.1.0"
 

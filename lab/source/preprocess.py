@@ -37,6 +37,7 @@ _PREDEFINED = {
 }
 
 _MARKER = re.compile(r'^# (\d+) "((?:[^"\\]|\\.)*)"(.*)$')
+_LINE = re.compile(r'^\s*#\s*(?:line\s+)?(\d+)\s+"((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Preprocessed:
 
     def path_of(self, file: str) -> Path | None:
         """Where a file of ``files`` lies that was read on the way; None for the source itself."""
-        return dict(zip(list(self.files)[1:], self.paths, strict=False)).get(file)
+        read = list(self.files)[len(self.files) - len(self.paths) :]
+        return dict(zip(read, self.paths, strict=True)).get(file)
 
     def line_text(self, line: int) -> str:
         """Line ``line`` (from 1) of ``text``."""
@@ -152,7 +154,7 @@ def preprocess(
         arguments += [] if file.is_dir() else ["-include", str(file)]
     done = clang([*arguments, "-"], f'# 1 "{_escaped(name)}"\n{text}')
 
-    files = {name: text}
+    files = {name: text, **{k: v for k, v in _renamed(text).items() if k != name}}
     paths: list[Path] = []
     shown: dict[str, str] = {}
 
@@ -197,6 +199,26 @@ def preprocess(
         wrong = diagnostics.errors(found)
         raise CompileError("\n".join(d.render() for d in wrong) or done.stderr.strip(), found)
     return replace(result, warnings=tuple(d for d in found if d.place is not None))
+
+
+def _renamed(text: str) -> dict[str, str]:
+    """The parts of ``text`` that line directives give to files of other names, by name.
+
+    Names in angle brackets are nobody's: what they hold has no place in the user's source.
+    """
+    parts: dict[str, dict[int, str]] = {}
+    part, number = None, 0
+    for line in text.split("\n"):
+        found = _LINE.match(line)
+        if found:
+            name = _unescaped(found[2])
+            outside = name.startswith("<") or Path(name).is_file()
+            part, number = None if outside else parts.setdefault(name, {}), int(found[1])
+        else:
+            if part is not None:
+                part[number] = line
+            number += 1
+    return {k: "\n".join(v.get(i, "") for i in range(1, max(v, default=0) + 1)) for k, v in parts.items()}
 
 
 _VALUE = "msl_macro_value"

@@ -84,6 +84,18 @@ METAL_FUNC constexpr T&& operator,(msl_branch, T&& x) {
     return static_cast<T&&>(x);
 }
 
+// The function type of a pointer to functions.
+template <class P>
+struct msl_function_of;
+template <class R, class... A>
+struct msl_function_of<R (*)(A...)> {
+    using type = R(A...);
+};
+template <class P>
+using msl_function = typename msl_function_of<P>::type;
+
+struct msl_temporary {};  // the last parameter of methods for temporaries
+
 // ---- offsets ------------------------------------------------------------------------------------------
 
 // In `p += x` the operand x for a p of type L: a class that stands for a number, where p is a pointer, is that number.

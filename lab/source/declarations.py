@@ -133,8 +133,8 @@ class Declarations:
     beyond: dict[str, tuple[Token, str]] = field(default_factory=dict)
     """Kernels by name that use what is out of scope, and what that is: they are no part of the text."""
     second: list[Edit] = field(default_factory=list)
-    """Edits for a second attempt, where the compiler refuses what Metal may take: methods for objects of a thread,
-    constant references to numbers, offsets of a class added to pointers."""
+    """Edits for a second attempt, where the compiler refuses what Metal may take: methods for objects of a
+    thread, constant references to numbers, offsets of a class added to pointers."""
     third: list[Edit] = field(default_factory=list)
     """Edits for a third: constant references to anything."""
     functions: dict[str, set[str]] = field(default_factory=dict)

@@ -7,6 +7,7 @@ source: what it can't read it passes over, and the compiler says what is wrong.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from .declarations import (
     Parameter,
     StructDeclaration,
 )
-from .methods import thread_method
+from .methods import named_parameters, thread_method
 from .parameters import declarator, host_name, is_bit_field, read_parameters, spelling
 from .scope import out_of_scope
 from .tokens import Token, closing, closing_angle, pairs, split, tokenize
@@ -33,10 +34,14 @@ def scan(text: str) -> Declarations:
 
 
 _TYPES = frozenset({"struct", "class", "union", "enum"})
-_STATEMENTS = frozenset({"return", "case", "else", "do", "if", "while", "for", "switch", "constexpr"})
+_CONTROL = frozenset(
+    {"if", "while", "for", "switch", "constexpr"}
+)  # what a statement may follow in parentheses
+_STATEMENTS = _CONTROL | {"return", "case", "else", "do"}
 _BEFORE_EXPRESSION = frozenset(
     {"(", "[", "{", "}", ";", ",", "?", ":", "=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="}
 )
+_NUMBER_TYPE = re.compile(rf"({'|'.join(sorted(SCALAR_TYPES))}|unsigned|bfloat)([234](x[234])?)?")
 _STAGES = frozenset({"vertex", "fragment", "object", "mesh"})
 
 
@@ -301,12 +306,14 @@ class _Scanner:
 
     def _method(self, start: int, head_start: int, paren: int, stop: int, end: int) -> None:
         tokens = self.tokens
-        if self.struct and not any(t.text in self.spaced for t in tokens[paren - 1 : paren]):
-            template, head = tokens[start:head_start], tokens[head_start:stop]
+        template, head = tokens[start:head_start], tokens[head_start:stop]
+        named = any(t.text == "thread" for t in tokens[closing(tokens, paren) : stop])
+        if self.struct and (named or tokens[paren - 1].text not in self.spaced):
             edits = thread_method(self.text, self.struct, template, head, paren - head_start, end)
             if edits:
                 self.found.second += edits
-                self.methods.add((self.struct, tokens[paren - 1].text))
+                if not named:
+                    self.methods.add((self.struct, tokens[paren - 1].text))
 
     def _outer_method(self, head_start: int, parameters: tuple[int, int], body: int) -> None:
         """``void S::f() { ... }``, declared in its struct."""
@@ -362,6 +369,11 @@ class _Scanner:
         if any(t.text == "constant" for t in self._specifiers(head)) and not self._indirect(declarators):
             if in_struct or templated:
                 self._storage_only(head)
+            elif self._is_member(head):  # declared, and given its value, in its struct
+                if any(t.text == "=" for t in head):
+                    self._storage_only(head)
+                else:
+                    self._blank(head[0].offset, self._after(head[-1]))
             elif any(t.text == "function_constant" for t in head):
                 self._function_constants(head, names)
             elif self._made_from_function_constants(head):
@@ -371,6 +383,9 @@ class _Scanner:
                 self._derived(head, names, own)
             else:
                 self._constant(head)
+        elif not in_struct and not called and not templated and self._mutable(head):
+            text = f"program-scope variable '{declarator(head).text}' must be in constant memory"  # type: ignore[union-attr]
+            self.found.refused.append((head[0], text))
         elif not in_struct or called or head[0].text in ("static", "using", "typedef", "friend"):
             return
         elif not declarators:  # a struct or union without a name: its members are those of the outer one
@@ -382,6 +397,20 @@ class _Scanner:
                     self.fields.append(name.text)
                 elif name is not None:
                     self.bit_fields.add(name.text)
+
+    @staticmethod
+    def _mutable(head: Sequence[Token]) -> bool:
+        """Whether ``head`` declares numbers, vectors or arrays of such, neither const nor extern."""
+        plain = [t for t in head if t.text not in ("static", "inline", "volatile")]
+        return (
+            len(plain) > 1 and _NUMBER_TYPE.fullmatch(plain[0].text) is not None and plain[1].kind == "name"
+        )
+
+    @staticmethod
+    def _is_member(head: Sequence[Token]) -> bool:
+        """``constant T S::x ...``: a static member of a struct, outside of it."""
+        name = declarator(_declarators(head))
+        return any(t.text == "::" and after is name for t, after in zip(head, head[1:], strict=False))
 
     def _specifiers(self, head: Sequence[Token]) -> Iterator[Token]:
         """The storage and address space words a declaration begins with."""
@@ -501,7 +530,10 @@ class _Scanner:
         if any(name is None for name in names):
             return
         initialised = next((t for t in head if t.text == "="), None)
-        if initialised is not None:
+        zero = len(parts) == 1 and initialised is not None and self._zero(head, initialised)
+        if initialised is not None and zero:  # which is what it gets: nothing, until it is written
+            self._blank(initialised.offset, head[-1].end)
+        elif initialised is not None:
             self.found.refused.append((initialised, "a threadgroup variable cannot have an initialiser"))
         n, self.storage = self.storage, self.storage + 1
         token = next(t for t in head if t.text == "threadgroup")
@@ -512,6 +544,12 @@ class _Scanner:
         block = f"auto& msl_storage_{n}_ = msl_threadgroup<msl_storage_{n}, {n}>();"
         end = self._after(head[-1])
         edits.append(Edit(end, end, f" }}; {block}{references}"))
+
+    @staticmethod
+    def _zero(head: Sequence[Token], equals: Token) -> bool:
+        """Whether the initialiser after ``equals`` is ``0``, ``{}`` or ``{0}``."""
+        values = [t.text for t in head if t.offset > equals.offset and t.text not in ("{", "}")]
+        return values in ([], ["0"], ["0.0"], ["0.0f"], ["0.f"], ["0u"], ["0.0h"])
 
     # -- words -----------------------------------------------------------------------------------------
 
@@ -549,7 +587,9 @@ class _Scanner:
             if last < len(tokens) and tokens[last].text == "<":
                 last = (closing_angle(tokens, last) or last) + 1
             const = any(t.text == "const" for t in tokens[first:last])
-            if const and last < len(tokens) and tokens[last].text == "&":
+            named = last + 1 < len(tokens) and tokens[last + 1].kind == "name"
+            following = tokens[min(last + 1 + named, len(tokens) - 1)].text
+            if const and tokens[min(last, len(tokens) - 1)].text == "&" and following in (",", ")", "="):
                 plain = last == kind + 1 and tokens[kind].text in SCALAR_TYPES
                 edit = Edit(token.offset, token.end, " " * len(token.text))
                 (self.found.second if plain else self.found.third).append(edit)
@@ -560,8 +600,8 @@ class _Scanner:
         for i in range(1, len(tokens) - 2):
             starts = i == 1 or tokens[i - 2].text in (";", "{", "}", ")", "else", "do")
             if tokens[i].text in ("+=", "-=") and starts and tokens[i - 1].kind == "name":
-                end = self._statement_end(i, len(tokens))
-                if end < len(tokens):
+                end = self._branch_end(i + 1)
+                if i + 1 < end < len(tokens):
                     opening = f"msl_offset<decltype({tokens[i - 1].text})>("
                     first, last = tokens[i + 1].offset, tokens[end - 1].end
                     self.found.second += [Edit(first, first, opening), Edit(last, last, ")")]
@@ -582,16 +622,18 @@ class _Scanner:
                         self.pointers.add(tokens[j + 2].text)
 
     def _template_parameters(self, first: int, last: int) -> None:
-        """A parameter that is a pointer to a function is any value: the compiler takes none for such a pointer."""
+        """A parameter that is a pointer to a function becomes one that is a function: none fits a pointer."""
         for part in split(self.tokens[first:last]):
             name = declarator(part)
             if name is None or len(part) < 2:
                 continue
             words = [t.text for t in part]
+            star = next((j for j in range(len(words) - 3) if words[j : j + 2] == ["(", "*"]), None)
             if part[0].text in self.pointers and name is not part[0]:
-                self.found.edits.append(Edit(part[0].offset, name.offset, "auto "))
-            elif any(words[j : j + 2] == ["(", "*"] for j in range(len(words))):
-                self.found.edits.append(Edit(part[0].offset, part[-1].end, f"auto {name.text}"))
+                pointer = self.text[part[0].offset : name.offset].strip()
+                self.found.edits.append(Edit(part[0].offset, name.offset, f"msl_function<{pointer}> "))
+            elif star is not None and words[star + 3] == ")":
+                self.found.edits.append(Edit(part[star].offset, part[star + 3].end, name.text))
 
     def _literal(self, token: Token) -> None:
         """``1.0`` is a float, also in a template, where the compiler forgets it; ``1.0bf`` is a bfloat."""
@@ -676,7 +718,7 @@ class _Scanner:
             text = tokens[j].text
             if text in (")", "]", "}") and tokens[j].kind == "punct":
                 opening = self.openings.get(j)
-                if opening is None or (opening and tokens[opening - 1].text in _STATEMENTS):
+                if opening is None or (opening and tokens[opening - 1].text in _CONTROL):
                     break
                 j = opening
             elif (tokens[j].kind == "punct" and text in _BEFORE_EXPRESSION) or text in _STATEMENTS:
@@ -816,6 +858,8 @@ class _Scanner:
                 if close is not None:
                     angle, j = (j, close), close
             j += 1
+        if angle is None and self._deduced(head, names):
+            return stop + 1
         template = self.templates.get(head[angle[0] - 1].text) if angle else None
         beyond = self.beyond_templates.get(head[angle[0] - 1].text) if angle else None
         if angle is not None and beyond is not None:
@@ -836,6 +880,38 @@ class _Scanner:
         self.found.functions.setdefault(host, set()).update(t.text for t in head if t.kind == "name")
         self._blank(head[0].offset, head[-1].end)
         return stop + 1
+
+    def _deduced(self, head: Sequence[Token], names: tuple[str, ...]) -> bool:
+        """An instantiation that leaves its arguments to the parameters: ``template kernel void f(int);``.
+
+        It becomes a function of its own, which calls the template.
+        """
+        paren = next(
+            (i for i, t in enumerate(head) if t.text == "(" and i and head[i - 1].text in self.templates),
+            None,
+        )
+        if paren is None:
+            return False
+        name = head[paren - 1]
+        _, read, first, last = self.templates[name.text]
+        plain = []
+        i, close = paren + 1, closing(head, paren)
+        while i < close:
+            if head[i].text == "[[":
+                i = closing(head, i)
+            else:
+                plain.append(head[i])
+            i += 1
+        written, arguments = named_parameters(self.text, plain, attributes=False)
+        instance = f"msl_instance_{len(self.found.kernels)}"
+        function = f"inline void {instance}({written}) {{ {name.text}({arguments}); }}"
+        host = host_name(head) or name.text
+        expression = "::" + "::".join((*names, instance))
+        self.found.kernels.append(KernelDeclaration(host, expression, read, name, first, last))
+        self.found.functions.setdefault(host, set()).update(t.text for t in head if t.kind == "name")
+        self.found.functions.setdefault(instance, set()).add(name.text)
+        self.found.edits.append(Edit(head[0].offset, self._after(head[-1]), function))
+        return True
 
     def _blank(self, start: int, end: int) -> None:
         """Remove what stands in ``[start, end)``, but for its line ends."""

@@ -91,7 +91,7 @@ kernel void f(constant S& s, device Hidden* h) { }"""
 
 def test_the_source_of_a_kernel_is_its_own_lines():
     own = "[[kernel]]\nvoid g(device int* x) // of x\n{\n    x[0] = 1;\n}"
-    read_ = program(f"kernel void f() {{\n}}\n// between\n{own}\nint h;")
+    read_ = program(f"kernel void f() {{\n}}\n// between\n{own}\nconstant int h = 1;")
     assert read_.source_of(read_.kernels["g"]) == own
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shlex
@@ -32,7 +33,14 @@ class MetalMagics(Magics):
     @magic_arguments("%metal")
     @argument("-e", "--engine", choices=registry.NAMES, help="Engine to run the cell's kernels on.")
     @argument("-D", "--define", metavar="NAME=VALUE", help="Define a macro; repeatable.", **_REPEATED)
-    @argument("-I", "--include", metavar="FILE", help="Read FILE before the cell; repeatable.", **_REPEATED)
+    @argument("-C", "--constant", metavar="NAME=VALUE", help="Give a function constant.", **_REPEATED)
+    @argument(
+        "-I",
+        "--include",
+        metavar="FILE",
+        help="Read FILE first, or search a folder; repeatable.",
+        **_REPEATED,
+    )
     @argument("--math", choices=tuple(MATH), default="safe", help="Floating-point freedom (default: safe).")
     @argument("--into", choices=SYSTEMS, help="Put the cell's kernels in the place of a system's own.")
     @argument("--isolate", action="store_true", help="Run the cell's kernels in a process of their own.")
@@ -53,6 +61,7 @@ class MetalMagics(Magics):
             _as_source(cell),
             name=options.name,
             defines=dict(_define(text) for text in options.define),
+            constants=dict(_constant(text) for text in options.constant),
             include=options.include,
             engine=options.engine or self.engine,
             math=options.math,
@@ -137,6 +146,18 @@ def _parse(parser: Any, line: str) -> Any:
 def _define(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     return name.strip(), value if equals else "1"
+
+
+def _constant(text: str) -> tuple[str | int, Any]:
+    """A function constant, by name or index, and its value: a number, true or false, or a tuple of such."""
+    name, equals, value = text.partition("=")
+    try:
+        words = re.sub(r"\b(true|false)\b", lambda word: word[0].title(), value.strip())
+        read = ast.literal_eval(words if equals else "True")
+    except (ValueError, SyntaxError):
+        raise UsageError(f"-C takes NAME=VALUE, the value a number, true or false, not {text!r}.") from None
+    name = name.strip()
+    return int(name) if name.isdecimal() else name, read
 
 
 def _as_source(cell: str) -> str:

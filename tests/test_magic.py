@@ -60,6 +60,28 @@ def test_kernels_of_a_cell_are_functions_of_the_notebook(shell):
     assert [shell.user_ns[name]([0], grid=1).item() for name in ("one", "two")] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [("-C n=7", 7), ("-C 0=8", 8), ("-C n={k}", 5), ("-C n=7 -C twice=true", 14), ("-C n=7 -C twice", 14),
+     ("-C n=-2 -C twice=False", -2)],
+)  # fmt: skip
+def test_function_constants_are_given_in_the_line(shell, line, wanted):
+    source = (
+        "constant int n [[function_constant(0)]]; constant bool twice [[function_constant(1)]];\n"
+        "kernel void f(device int* x) { x[0] = is_function_constant_defined(twice) && twice ? 2 * n : n; }\n"
+    )
+    shell.user_ns["k"] = 5
+    result, _ = run(shell, f"%%metal {line}\n{source}")
+    assert result.success
+    assert shell.user_ns["f"]([0], grid=1).item() == wanted
+
+
+def test_a_function_constant_without_a_value_says_how_to_give_one(shell):
+    source = "constant int n [[function_constant(0)]];\nkernel void f(device int* x) { x[0] = n; }\n"
+    assert "in a cell with -C n=..." in str(failure(shell, f"%%metal\n{source}"))
+    assert "not 'n=what'" in str(failure(shell, f"%%metal -C n=what\n{source}"))
+
+
 def test_the_card_is_shown_below(shell):
     _, shown = run(shell, "%%metal -D N=1\n" + FILL)
     (card,) = shown.outputs

@@ -145,7 +145,7 @@ def test_an_instance_may_leave_its_arguments_to_its_parameters(msl):
         " uint i [[thread_position_in_grid]]) { x[i] = T(p.v[N - 1]) + T(N); }\n"
         'template [[host_name("a")]] [[kernel]] void f(device float*, constant P<2>& p, uint);\n'
         'template [[host_name("b")]] [[kernel]] void f(device int* x [[buffer(0)]], constant P<3>& p'
-        ' [[buffer(1)]],'
+        " [[buffer(1)]],"
         " uint i [[thread_position_in_grid]]);"
     )
     assert list(library) == ["a", "b"]

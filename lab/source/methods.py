@@ -1,8 +1,8 @@
 """Methods as Metal has them: one that names no address space is for objects of a thread.
 
 The compiler takes such a method for objects anywhere, so that inside it ``this`` fits no ``thread`` pointer.
-The edits made here give it ``thread`` objects, and beside it a twin for all others, temporaries above all, that
-hands on to it. A method that names ``thread`` gets a twin for temporaries only.
+The edits made here give it ``thread`` objects, and beside it a twin for all others, temporaries above all,
+that hands on to it. A method that names ``thread`` gets a twin for temporaries only.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def thread_method(
     if words & {"=", "&", "&&"} or spaces - {"thread"} or {t.text for t in before} & _OTHERS:
         return []
     called = text[head[name[0]].offset : head[paren - 1].end]
-    if called in (struct, "operator=") or head[name[0] - 1].text == "~" or not before:
-        if not called.startswith("operator") or called == "operator=":
-            return []
+    conversion = called.startswith("operator")
+    if called in (struct, "operator=") or (not before and not conversion) or head[name[0] - 1].text == "~":
+        return []
     const = bool(after) and after[0].text == "const"
     place = after[0].end if const else head[close].end
     written, arguments = named_parameters(text, head[paren + 1 : close])

@@ -262,7 +262,8 @@ def _without_value(kernel: str, name: str, roots: Sequence[str]) -> str:
     lacks = "has no value" if len(roots) == 1 else "have no value"
     return (
         f"Kernel '{kernel}' needs {needs}{through}, which {lacks}: "
-        f"give {'it one' if len(roots) == 1 else 'them'} with constants={{{roots[0]!r}: ...}}."
+        f"give {'it one' if len(roots) == 1 else 'them'} with constants={{{roots[0]!r}: ...}}, "
+        f"in a cell with -C {roots[0]}=..."
     )
 
 

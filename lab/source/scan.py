@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from .declarations import (
@@ -410,7 +411,7 @@ class _Scanner:
     def _is_member(head: Sequence[Token]) -> bool:
         """``constant T S::x ...``: a static member of a struct, outside of it."""
         name = declarator(_declarators(head))
-        return any(t.text == "::" and after is name for t, after in zip(head, head[1:], strict=False))
+        return any(t.text == "::" and after is name for t, after in pairwise(head))
 
     def _specifiers(self, head: Sequence[Token]) -> Iterator[Token]:
         """The storage and address space words a declaration begins with."""

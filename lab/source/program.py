@@ -201,6 +201,13 @@ def read(text: str, path: Path | None = None, options: Options | None = None, la
     return Program(preprocessed, found, options, kernels, warned, values, unknown)
 
 
+# What a wrong address space may look like; a message of any other kind ends the matter.
+_ADDRESS_SPACE = re.compile(
+    "address space|no matching |no viable |cannot (bind|initialize|convert|pass)|incompatible|not assignable"
+    "|invalid operands|binding reference|is ambiguous|deduced|no member named|no conversion|assigning to"
+)
+
+
 def _attempts(
     found: Declarations, unit: Callable[[], Unit], options: Options
 ) -> tuple[dict[str, list[int]], list[Diagnostic]]:
@@ -211,8 +218,9 @@ def _attempts(
     try:
         return _describe(unit(), options)
     except CompileError as problem:
+        wrong = [d.text for d in problem.diagnostics if d.level == "error"]
         for more in (found.second, found.third):
-            if more:
+            if more and wrong and all(map(_ADDRESS_SPACE.search, wrong)):
                 found.edits += more
                 with contextlib.suppress(CompileError):
                     return _describe(unit(), options)

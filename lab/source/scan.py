@@ -43,6 +43,7 @@ _BEFORE_EXPRESSION = frozenset(
     {"(", "[", "{", "}", ";", ",", "?", ":", "=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="}
 )
 _NUMBER_TYPE = re.compile(rf"({'|'.join(sorted(SCALAR_TYPES))}|unsigned|bfloat)([234](x[234])?)?")
+_UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+unroll\b([^\n]*[A-Za-z_][^\n]*)$", re.MULTILINE)
 _STAGES = frozenset({"vertex", "fragment", "object", "mesh"})
 
 
@@ -84,6 +85,7 @@ class _Scanner:
         self._conditionals()
         self._references()
         self._offsets()
+        self._pragmas()
         return self.found
 
     # -- scopes ----------------------------------------------------------------------------------------
@@ -606,6 +608,11 @@ class _Scanner:
                     opening = f"msl_offset<decltype({tokens[i - 1].text})>("
                     first, last = tokens[i + 1].offset, tokens[end - 1].end
                     self.found.second += [Edit(first, first, opening), Edit(last, last, ")")]
+
+    def _pragmas(self) -> None:
+        """``#pragma unroll (MIN(N, 4))``: no macro is known any more, so it unrolls as the compiler likes."""
+        for found in _UNROLL.finditer(self.text):
+            self._blank(*found.span(1))
 
     def _function_pointers(self) -> None:
         """The names of types that are pointers to functions."""

@@ -218,13 +218,19 @@ static void hold(Simdgroup* s, uint32_t who, uint32_t operation, uint32_t base, 
     }
 }
 
+// The sums of neighbouring elements of two vectors.
+#define PAIRS(x, y) (__builtin_shufflevector(x, y, 0, 2, 4, 6) + __builtin_shufflevector(x, y, 1, 3, 5, 7))
+
 static const Site* site_of(const Fibers* f, const Simdgroup* s, uint32_t lane) { return f->sites[s->key[lane] & 0xffff]; }
 
 static void meet(const Fibers* f, Simdgroup* s, uint32_t who) {
     uint32_t operation = site_of(f, s, (uint32_t)__builtin_ctz(who))->operation;
     if (operation == (SUM | F32 << 8) && who == ~0u) {  // the most frequent of all, in vectors
+        // Neighbours first, then pairs, and so on, as Apple's GPUs add: the sum is theirs to the bit.
         Float4* v = s->in.f4;
-        Float4 a = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+        Float4 low = PAIRS(PAIRS(v[0], v[1]), PAIRS(v[2], v[3]));
+        Float4 high = PAIRS(PAIRS(v[4], v[5]), PAIRS(v[6], v[7]));
+        Float4 a = PAIRS(low, high);
         float total = (a[0] + a[1]) + (a[2] + a[3]);
         for (uint32_t i = 0; i < LANES / 4; ++i) s->out.f4[i] = (Float4){total, total, total, total};
         return;

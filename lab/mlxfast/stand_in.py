@@ -15,6 +15,7 @@ from .kernel import HAS_METAL, metal_kernel
 
 _MISSING = object()
 _compile = mx.compile
+_rope = mx.fast.rope
 
 
 class UncompiledWarning(UserWarning):
@@ -73,6 +74,7 @@ def installed() -> Iterator[None]:
 def _replacements() -> Iterator[tuple[Any, str, Any]]:
     """What stands where in MLX while installed: owner, name, value."""
     yield mx.fast, "metal_kernel", metal_kernel
+    yield mx.fast, "rope", _rope_of_a_gpu
     yield mx.metal, "is_available", lambda: True
     yield mx.metal, "device_info", devices.gpu_info
     yield mx, "compile", _uncompiled
@@ -85,7 +87,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield mx, "StreamContext", devices.StreamContext
     for kind in (mx.Stream, mx.ThreadLocalStream):
         yield kind, "device", property(devices.device)
-    done = {"default_stream", "set_default_stream", "synchronize", "stream", "metal_kernel"}
+    done = {"default_stream", "set_default_stream", "synchronize", "stream", "metal_kernel", "rope"}
     for owner in (mx, mx.fast, mx.fft, mx.linalg, mx.random, mx.array):
         for name, value in list(vars(owner).items()):
             if name not in done and _takes_a_stream(value):
@@ -111,6 +113,13 @@ def _compiles() -> bool:
 
     _compile(probe)(mx.array(0))
     return seen[0]
+
+
+def _rope_of_a_gpu(a: mx.array, *args: Any, stream: Any = None, **named: Any) -> mx.array:
+    """``mx.fast.rope`` as the GPU computes it: in float32 for every dtype; the CPU rounds the angles."""
+    if not devices.is_gpu(devices.default_device() if stream is None else stream):
+        return _rope(a, *args, stream=stream, **named)
+    return _rope(a.astype(mx.float32), *args, stream=devices.theirs(stream), **named).astype(a.dtype)
 
 
 def _uncompiled(

@@ -63,9 +63,9 @@ class Subject:
 
     def _build_form(self) -> widgets.Widget:
         first = next(iter(PRESETS.values()))
-        self.preset = widgets.Dropdown(options=[*PRESETS, OWN], description="Sizes")
+        self.preset = widgets.Dropdown(options=[*PRESETS, OWN], description="sizes", style=_DESCRIBED)
         self.numbers = {
-            name: _number(name, first[name], tip)
+            name: _number("cells of context" if name == "cells" else name, first[name], tip)
             for name, tip in (
                 ("qh", "query heads"),
                 ("qkv", "KV heads"),
@@ -77,15 +77,15 @@ class Subject:
                 ("tokens", "new tokens"),
             )
         }
-        for name, described in (("cells", "context, cells"), ("tokens", "tokens")):
-            self.numbers[name].description = described
         self.per_call = _number("tokens a call", MAX_TOKENS, f"1 to {MAX_TOKENS}")
-        self.path = widgets.Dropdown(options=PATHS, value="v2", description="path", layout=_NARROW)
+        self.path = widgets.Dropdown(
+            options=PATHS, value="v2", description="path", layout={"width": "100px"}, style=_DESCRIBED
+        )
         sources = [("random", RANDOM), ("random, with needles", NEEDLES)]
         if self._given:
             sources.append(("your own arrays", YOURS))
         self.data = widgets.Dropdown(
-            options=sources, value=YOURS if self._given else RANDOM, description="data"
+            options=sources, value=YOURS if self._given else RANDOM, description="data", style=_DESCRIBED
         )
         self.seed = _number("seed", 0, "of the random numbers")
         for widget in (*self.numbers.values(), self.per_call, self.path, self.data, self.seed):
@@ -187,14 +187,17 @@ class Subject:
     def _build_focus(self) -> widgets.Widget:
         self.token = _bounded("token", "whose selection and attention are shown")
         self.head = _bounded("head", "query head whose attention is shown")
-        self.pass_ = widgets.Dropdown(options=[1, 2, 3, 4], description="pass", layout=_NARROW)
+        self.pass_ = widgets.Dropdown(
+            options=[1, 2, 3, 4], description="pass", layout={"width": "100px"}, style=_DESCRIBED
+        )
         self.follow = widgets.Checkbox(
             True, description="follow the call", indent=False, layout={"width": "auto"}
         )
         self.buffer = widgets.Dropdown(
             options=[("of the step", ""), *((f"error of {name}", name) for name in BUFFERS)],
             description="views",
-            layout={"width": "220px"},
+            layout={"width": "200px"},
+            style=_DESCRIBED,
         )
         self.token.observe(self._token_chosen, "value")
         for widget in (self.head, self.pass_, self.follow, self.buffer):
@@ -246,18 +249,25 @@ class Subject:
 
 BUFFERS = ("scores", "ids", "part", "xp", "kq", "ksc", "vq", "vsc")
 _WRAP = widgets.Layout(flex_flow="row wrap", align_items="center")
-_NARROW = {"width": "150px"}
+_DESCRIBED = {"description_width": "initial"}  # else long names are cut off
 
 
 def _nothing() -> None: ...
 
 
 def _number(name: str, value: int, tip: str) -> widgets.IntText:
-    return widgets.IntText(value, description=name, tooltip=tip, layout=_NARROW)
+    return widgets.IntText(value, description=name, tooltip=tip, layout=_sized(name), style=_DESCRIBED)
 
 
 def _bounded(name: str, tip: str) -> widgets.BoundedIntText:
-    return widgets.BoundedIntText(0, min=0, max=0, description=name, tooltip=tip, layout=_NARROW)
+    return widgets.BoundedIntText(
+        0, min=0, max=0, description=name, tooltip=tip, layout=_sized(name), style=_DESCRIBED
+    )
+
+
+def _sized(name: str) -> dict[str, str]:
+    """Room for the name and a number of five digits."""
+    return {"width": f"{70 + 8 * len(name)}px"}
 
 
 def _marked(chosen: readings.Chosen) -> str:

@@ -434,10 +434,12 @@ class _Moment:
         if self.ids is None or not ((self.ids >= 0) & (self.ids < z.max_cells)).all():
             return found
         last = self.steps[self.done - 1]
-        query = last.value("qcur")[self.index].astype(float)
-        keys = Quantised(last.value("kq"), last.value("ksc")).floats(self.ids).swapaxes(0, 1)
-        for i, head in enumerate(heads):
-            found[i] = keys[head // z.heads_per_kv] @ query[head] * z.qd**-0.5
+        queries = last.value("qcur")[self.index].astype(float)
+        keys = Quantised(last.value("kq"), last.value("ksc")).floats(self.ids)
+        kv_heads = np.array(heads) // z.heads_per_kv
+        for g in np.unique(kv_heads):
+            mine = kv_heads == g
+            found[mine] = queries[heads.start : heads.stop][mine] @ keys[:, g].T * z.qd**-0.5
         return found
 
 

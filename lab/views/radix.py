@@ -12,6 +12,7 @@ import numpy as np
 from ..qsa.selection import DIGIT_BITS, SHIFTS, Cut, RadixPass, okey, score_of
 
 _TAKEN, _DIGIT, _LOWER = "#0072b2", "#d55e00", "currentColor"
+_TOGETHER = "<span style='white-space:nowrap'>"
 _WIDTH, _HEIGHT, _BAR = 512, 72, 2  # of the histogram, and of a bin
 
 # The keys of what has an order; beyond them are those of NaN.
@@ -47,8 +48,8 @@ def _row(cut: Cut, number: int, current: bool) -> str:
     key = f"{' '.join(known)} <b>{radix.digit:02X}</b> {' '.join(unknown)}"
     cells = (
         f"{'▶ ' if current else ''}{number + 1}",
-        f"{radix.shift + DIGIT_BITS - 1}–{radix.shift}",
-        f"<code>{key.strip()}</code>",
+        f"{_TOGETHER}{radix.shift + DIGIT_BITS - 1}–{radix.shift}</span>",
+        f"{_TOGETHER}<code>{key.strip()}</code></span>",
         escape(_scores(radix)),
         str(int(radix.at_or_above[0])),
         str(radix.wanted),

@@ -201,10 +201,9 @@ def read(text: str, path: Path | None = None, options: Options | None = None, la
     return Program(preprocessed, found, options, kernels, warned, values, unknown)
 
 
-# What a wrong address space may look like; a message of any other kind ends the matter.
-_ADDRESS_SPACE = re.compile(
-    "address space|no matching |no viable |cannot (bind|initialize|convert|pass)|incompatible|not assignable"
-    "|invalid operands|binding reference|is ambiguous|deduced|no member named|no conversion|assigning to"
+# What is wrong whatever the address spaces are: then a second attempt is in vain.
+_IN_VAIN = re.compile(
+    r"undeclared|^expected |^unknown type name|^redefinition|^no (template|type) named|^extraneous|^missing"
 )
 
 
@@ -220,7 +219,7 @@ def _attempts(
     except CompileError as problem:
         wrong = [d.text for d in problem.diagnostics if d.level == "error"]
         for more in (found.second, found.third):
-            if more and wrong and all(map(_ADDRESS_SPACE.search, wrong)):
+            if more and not any(map(_IN_VAIN.search, wrong)):
                 found.edits += more
                 with contextlib.suppress(CompileError):
                     return _describe(unit(), options)

@@ -435,11 +435,12 @@ class _Moment:
             return found
         last = self.steps[self.done - 1]
         queries = last.value("qcur")[self.index].astype(float)
-        keys = Quantised(last.value("kq"), last.value("ksc")).floats(self.ids)
-        kv_heads = np.array(heads) // z.heads_per_kv
-        for g in np.unique(kv_heads):
-            mine = kv_heads == g
-            found[mine] = queries[heads.start : heads.stop][mine] @ keys[:, g].T * z.qd**-0.5
+        kq, ksc = last.value("kq"), last.value("ksc")
+        for g in range(heads.start // z.heads_per_kv, (heads.stop - 1) // z.heads_per_kv + 1):
+            keys = Quantised(kq[:, g : g + 1], ksc[:, g : g + 1]).floats(self.ids)[:, 0]
+            mine = range(max(heads.start, g * z.heads_per_kv), min(heads.stop, (g + 1) * z.heads_per_kv))
+            rows = slice(mine.start - heads.start, mine.stop - heads.start)
+            found[rows] = queries[mine.start : mine.stop] @ keys.T * z.qd**-0.5
         return found
 
 

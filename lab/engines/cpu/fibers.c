@@ -47,6 +47,7 @@ typedef struct Words {
 
 typedef struct Simdgroup {
     uint32_t ready, waiting, barrier;  // lanes that can run, wait at a collective, wait at a barrier
+    uint32_t fresh;                    // whether it has not met since the last barrier, and is not alone
     Words in, out;
     uint64_t key[LANES];              // where each waits: the site's index, above it the counters of its loops mixed
     uint32_t argument[LANES];
@@ -306,6 +307,14 @@ static inline __attribute__((always_inline)) void leave(Fibers* f, Simdgroup* s,
     else SWITCH_TO(&s->context[lane], &f->scheduler, f, s, lane);
 }
 
+// The simdgroup has met for the first time since a barrier: let the others come as far. They run side by side on
+// a GPU, and kernels that read threadgroup memory after a barrier, meet, and write it again rely on that.
+#define STEP_BACK(f, s, lane)                                               \
+    do {                                                                    \
+        (s)->fresh = 0;                                                     \
+        SWITCH_TO(&(s)->context[lane], &(f)->scheduler, f, s, lane);        \
+    } while (0)
+
 // Wait at the meeting `key`, whose values are in `s->in`; the lane's result is then in `s->out`.
 #define COLLECTIVE(f, s, lane, at)                                          \
     do {                                                                    \
@@ -313,6 +322,7 @@ static inline __attribute__((always_inline)) void leave(Fibers* f, Simdgroup* s,
         (s)->waiting |= 1u << (lane);                                       \
         (s)->ready &= ~(1u << (lane));                                      \
         if ((s)->ready || !(release(f, s) >> (lane) & 1)) RESUME(f, s, lane); \
+        else if ((s)->fresh) STEP_BACK(f, s, lane);                         \
     } while (0)
 
 // A kernel saves what it holds in registers, not these functions: it knows what that is, and a switch saves nothing.
@@ -384,7 +394,7 @@ static void begin(Fibers* f, uint32_t threads) {
         Simdgroup* s = &f->simdgroups[base / LANES];
         uint32_t lanes = threads - base < LANES ? threads - base : LANES;
         s->ready = lanes == LANES ? ~0u : (1u << lanes) - 1;
-        s->waiting = s->barrier = 0;
+        s->waiting = s->barrier = s->fresh = 0;
         for (uint32_t l = 0; l < lanes; ++l) {
             // Stacks begin at different cache lines, or a thousand of them would share a few sets of the cache.
             char* top = f->stacks + (size_t)(base + l + 1) * STACK - ((base + l) * 7 % 32) * 64 - 64;
@@ -418,7 +428,7 @@ static int run_group(Fibers* f, uint32_t threads) {
     uint32_t simdgroups = (threads + LANES - 1) / LANES;
     begin(f, threads);
     for (;;) {
-        uint32_t waiting = 0;
+        uint32_t waiting = 0, ready = 0;
         for (uint32_t g = 0; g < simdgroups; ++g) {
             Simdgroup* s = &f->simdgroups[g];
             if (s->ready) {
@@ -428,13 +438,16 @@ static int run_group(Fibers* f, uint32_t threads) {
                 SWITCH_TO(&f->scheduler, &s->context[lane], f, s, lane);
             }
             waiting |= f->simdgroups[g].barrier;
+            ready |= f->simdgroups[g].ready;
         }
+        if (ready) continue;
         if (!waiting) return 1;
         if (!one_barrier(f, simdgroups)) return 0;
         for (uint32_t g = 0; g < simdgroups; ++g) {
             Simdgroup* s = &f->simdgroups[g];
             s->ready = s->barrier;
             s->barrier = 0;
+            s->fresh = simdgroups > 1;
         }
     }
 }

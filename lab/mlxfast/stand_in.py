@@ -16,6 +16,7 @@ from .kernel import HAS_METAL, metal_kernel
 _MISSING = object()
 _compile = mx.compile
 _rope = mx.fast.rope
+_gather_mm = mx.gather_mm
 
 
 class UncompiledWarning(UserWarning):
@@ -75,6 +76,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     """What stands where in MLX while installed: owner, name, value."""
     yield mx.fast, "metal_kernel", metal_kernel
     yield mx.fast, "rope", _rope_of_a_gpu
+    yield mx, "gather_mm", _gather_mm_of_a_gpu
     yield mx.metal, "is_available", lambda: True
     yield mx.metal, "device_info", devices.gpu_info
     yield mx, "compile", _uncompiled
@@ -87,7 +89,15 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield mx, "StreamContext", devices.StreamContext
     for kind in (mx.Stream, mx.ThreadLocalStream):
         yield kind, "device", property(devices.device)
-    done = {"default_stream", "set_default_stream", "synchronize", "stream", "metal_kernel", "rope"}
+    done = {
+        "default_stream",
+        "set_default_stream",
+        "synchronize",
+        "stream",
+        "metal_kernel",
+        "rope",
+        "gather_mm",
+    }
     for owner in (mx, mx.fast, mx.fft, mx.linalg, mx.random, mx.array):
         for name, value in list(vars(owner).items()):
             if name not in done and _takes_a_stream(value):
@@ -117,9 +127,22 @@ def _compiles() -> bool:
 
 def _rope_of_a_gpu(a: mx.array, *args: Any, stream: Any = None, **named: Any) -> mx.array:
     """``mx.fast.rope`` as the GPU computes it: in float32 for every dtype; the CPU rounds the angles."""
-    if not devices.is_gpu(devices.default_device() if stream is None else stream):
+    if not _on_the_gpu(stream):
         return _rope(a, *args, stream=stream, **named)
     return _rope(a.astype(mx.float32), *args, stream=devices.theirs(stream), **named).astype(a.dtype)
+
+
+def _gather_mm_of_a_gpu(a: mx.array, b: mx.array, *args: Any, stream: Any = None, **named: Any) -> mx.array:
+    """``mx.gather_mm`` for every dtype, as on the GPU; the CPU has it for float32 only."""
+    dtype = mx.result_type(a, b)
+    if dtype not in (mx.float16, mx.bfloat16) or not _on_the_gpu(stream):
+        return _gather_mm(a, b, *args, stream=devices.theirs(stream), **named)
+    wide = (x.astype(mx.float32) for x in (a, b))
+    return _gather_mm(*wide, *args, stream=devices.theirs(stream), **named).astype(dtype)
+
+
+def _on_the_gpu(stream: Any) -> bool:
+    return devices.is_gpu(devices.default_device() if stream is None else stream)
 
 
 def _uncompiled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,7 +115,7 @@ class MetalKernel:
         if any(x.dtype == mx.float64 for x in arrays) or mx.float64 in output_dtypes:
             raise ValueError("float64 is not supported on the GPU")
         _evaluate(arrays, self.body.name)
-        geometry = _geometry(grid, threadgroup)
+        geometry = _geometry(tuple(grid), tuple(threadgroup))
         bound = self._bind(variant, arrays, [tuple(map(int, s)) for s in output_shapes], init_value)
         run = executable(self.body.name, variant.generated, self.body.header, self.math)
         results = _run(run, bound, geometry)
@@ -188,6 +189,7 @@ def _memory(x: mx.array) -> np.ndarray:
     return np.asarray(x.view(mx.uint16))
 
 
+@functools.lru_cache(maxsize=256, typed=True)
 def _start(dtype: str, shape: tuple[int, ...], init_value: float | None) -> np.ndarray:
     """The bytes an output holds before the kernel runs: ``init_value``, or what no one takes for a result."""
     count = int(np.prod(shape, dtype=np.int64))
@@ -217,7 +219,8 @@ def _evaluate(arrays: Sequence[mx.array], called: str) -> None:
         ) from None
 
 
-def _geometry(grid: Sequence[int], threadgroup: Sequence[int]) -> Geometry | None:
+@functools.lru_cache(maxsize=256)
+def _geometry(grid: tuple[int, ...], threadgroup: tuple[int, ...]) -> Geometry | None:
     """The dispatch that MLX makes of grid and threadgroup; None where it has no threads."""
     x, y, z = threadgroup
     if x * y * z > MAX_THREADS:

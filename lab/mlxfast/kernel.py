@@ -222,7 +222,7 @@ def _evaluate(arrays: Sequence[mx.array], called: str) -> None:
 @functools.lru_cache(maxsize=256)
 def _geometry(grid: tuple[int, ...], threadgroup: tuple[int, ...]) -> Geometry | None:
     """The dispatch that MLX makes of grid and threadgroup; None where it has no threads."""
-    x, y, z = threadgroup
+    x, y, z = map(int, threadgroup)
     if x * y * z > MAX_THREADS:
         raise ValueError(
             f"Thread group size ({x * y * z}) is greater than  the maximum allowed threads per threadgroup "
@@ -233,7 +233,7 @@ def _geometry(grid: tuple[int, ...], threadgroup: tuple[int, ...]) -> Geometry |
     if 0 in grid:
         return None
     if 0 in threadgroup:
-        raise ValueError(f"[metal_kernel] threadgroup={tuple(threadgroup)} has an extent of 0.")
+        raise ValueError(f"[metal_kernel] threadgroup={threadgroup} has an extent of 0.")
     gx, gy, gz = map(int, grid)
     clipped: Triple = (min(x, gx), min(y, gy), min(z, gz))
     return Geometry((gx, gy, gz), clipped)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import pickle
 from pathlib import Path
 
 import mlx.core as mx
 
+from .. import cache
 from ..engines import registry
 from ..engines.protocol import Executable
 from ..errors import EngineError
-from ..source.program import Options, read
+from ..source import compiler, toolchain
+from ..source.program import Options, Program, read
 from .signature import Generated
 
 _UTILITIES = "mlx/backend/metal/kernels/utils.h"  # what MLX puts before every custom kernel
@@ -32,8 +36,29 @@ def executable(called: str, generated: Generated, header: str, math: str) -> Exe
     """
     defines = {"__FAST_MATH__": "1"} if math == "fast" else {}
     options = Options(defines, (include_folder(),), math)
-    program = read(_text(called, generated, header), None, options, f"kernel {called}")
+    program = _program(_text(called, generated, header), options, f"kernel {called}")
     return registry.engine("auto").compile(program, program.kernels[generated.name])
+
+
+def _program(text: str, options: Options, label: str) -> Program:
+    """``text`` read, or as it was read before: reading MLX's headers takes longer than most kernels run."""
+    if '#include "' in text.replace('#include "mlx/', ""):
+        return read(text, None, options, label)  # a file that may change
+    headers = (str(include_folder()), compiler.headers_key(), toolchain.version())
+    name = cache.key("program", *_reader(), *headers, options.math, label, text) + ".program"
+    kept = cache.shared().get(name)
+    if kept is not None:
+        return pickle.loads(kept)
+    program = read(text, None, options, label)
+    cache.shared().put(name, pickle.dumps(program))
+    return program
+
+
+@functools.cache
+def _reader() -> tuple[bytes, str]:
+    """What reads sources, and MLX's version: with another, the program may be another."""
+    modules = sorted(Path(compiler.__file__).parent.glob("*.py"))
+    return b"".join(p.read_bytes() for p in modules), importlib.metadata.version("mlx")
 
 
 def _text(called: str, generated: Generated, header: str) -> str:

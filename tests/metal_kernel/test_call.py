@@ -290,3 +290,22 @@ def test_bfloat_takes_no_float_without_a_cast():
 def test_a_fault_names_the_buffer():
     with pytest.raises(lab.KernelFault, match="buffer\\(1\\) 'out'"):
         call(kernel("out[1 << 24] = 1;"), mx.zeros(9))
+
+
+# ---- what is kept ---------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_was_read_before_is_the_same_kernel(monkeypatch):
+    from lab.mlxfast import source
+
+    k = kernel("out[0] = nothing;", header="#define nothing 41 + 1\n")
+    first = call(k, mx.zeros(1)).item()
+    source.executable.cache_clear()
+    monkeypatch.setattr(source, "read", None)  # it is in the cache
+    assert call(k, mx.zeros(1)).item() == first == 42
+
+
+def test_numpy_integers_are_sizes():
+    k = kernel("out[0] = threads_per_threadgroup.x;")
+    size = dict(grid=(np.int64(64), 1, 1), threadgroup=(np.int32(32), np.int64(1), 1))
+    assert call(k, mx.zeros(1), **size, shape=(np.int64(1),)).item() == 32

@@ -229,3 +229,12 @@ def test_every_line_leads_to_the_file_it_is_from(tmp_path):
     result = preprocess('#include "b.h"\nint own;\n', main, include=[tmp_path / "a.h"])
     paths = {name: result.path_of(place_of(name, result).file) for name in ("a2", "b1", "own")}
     assert paths == {"a2": tmp_path / "a.h", "b1": tmp_path / "b.h", "own": None}
+
+
+def test_line_directives_name_parts_of_a_text():
+    text = 'int a;\n# 1 "head"\nint b;\nint c;\n# 1 "<nobody>"\nint d;\n#line 7 "tail"\nint e;\n'
+    done = preprocess(text)
+    b, d, e = (place_of(f"int {name};", done) for name in "bde")
+    assert place_of("int a;", done) == Place("cell", 1, 1)
+    assert (b, d, e) == (Place("head", 1, 1), None, Place("tail", 7, 1))
+    assert done.line_of(b) == "int b;" and done.line_of(e) == "int e;"

@@ -126,6 +126,17 @@ def test_a_form_gives_its_value(msl, before, body, wanted):
     assert kernel(mx.zeros(64), grid=1)[0].item() == pytest.approx(wanted)
 
 
+def test_thread_attributes_may_stand_outside_of_kernels(msl):
+    library = msl(
+        "uint at [[thread_position_in_grid]];\nushort2 lane [[thread_position_in_threadgroup]];\n"
+        "kernel void f(device float* x) { x[at] = at + 10 * lane.x; }\n"
+        "kernel void g(device float* x, uint at [[thread_position_in_threadgroup]]) { x[at] = at; }\n"
+        "kernel void h() { }"
+    )
+    assert library.f(mx.zeros(4), grid=4, threadgroup=2).tolist() == [0, 11, 2, 13]
+    assert library.g(mx.zeros(4), grid=4, threadgroup=2).tolist() == [0, 1, 0, 0]
+
+
 def test_a_barrier_is_found_through_its_argument():
     source = "kernel void f(device float* x) { threadgroup_barrier(metal::mem_flags::mem_device); x[0] = 1; }"
     assert lab.compile(f"#include <metal_stdlib>\n{source}").f(mx.zeros(1), grid=1).item() == 1

@@ -16,6 +16,7 @@ from .declarations import (
     ADDRESS_SPACES,
     SCALAR_TYPES,
     SPECIFIERS,
+    THREAD_ATTRIBUTES,
     Declarations,
     Edit,
     FunctionConstant,
@@ -75,6 +76,7 @@ class _Scanner:
         )  # struct and parameters of those with an address space
         self.methods: set[tuple[str, str]] = set()  # struct and name of those for objects of a thread
         self.spaced: set[str] = set()  # names of methods of the struct being read that name thread objects
+        self.inputs: dict[str, Parameter] = {}  # thread attributes declared outside of functions
         self.pointers: set[str] = set()  # types that are pointers to functions
         self.beyond: set[str] = set()  # types and functions that are gone, for they use what is out of scope
 
@@ -386,6 +388,8 @@ class _Scanner:
                 self._derived(head, names, own)
             else:
                 self._constant(head)
+        elif not in_struct and not called and self._input(head):
+            return
         elif not in_struct and not called and not templated and self._mutable(head):
             text = f"program-scope variable '{declarator(head).text}' must be in constant memory"  # type: ignore[union-attr]
             self.found.refused.append((head[0], text))
@@ -400,6 +404,18 @@ class _Scanner:
                     self.fields.append(name.text)
                 elif name is not None:
                     self.bit_fields.add(name.text)
+
+    def _input(self, head: Sequence[Token]) -> bool:
+        """``uint3 at [[thread_position_in_grid]];`` outside of functions: an input of kernels that name it."""
+        attribute = next((t.text for t in head if t.text in THREAD_ATTRIBUTES), None)
+        plain = [t for t in head if t.text not in ("[[", "]]", attribute)]
+        name = declarator(plain)
+        if attribute is None or name is None or len(plain) < 2:
+            return False
+        kind = spelling(self.text, [t for t in plain if t is not name])
+        self.inputs[name.text] = Parameter(name.text, kind, "thread", attribute, None, name)
+        self._blank(head[0].offset, head[-1].end)
+        return True
 
     @staticmethod
     def _mutable(head: Sequence[Token]) -> bool:
@@ -787,6 +803,14 @@ class _Scanner:
         read: tuple[Parameter, ...] = ()
         if not in_struct and "kernel" in words:
             read = read_parameters(self.text, tokens[parameters[0] + 1 : parameters[1]])
+            taken = {p.name for p in read}
+            named = dict.fromkeys(t.text for t in tokens[body:close] if t.text in self.inputs)
+            more = [self.inputs[word] for word in named if word not in taken]
+            if more:
+                place = tokens[parameters[1]].offset
+                text = ", ".join(f"{p.type} {p.name}" for p in more)
+                self.found.edits.append(Edit(place, place, f"{', ' if read else ''}{text}"))
+                read = (*read, *more)
             what = self._beyond_kernel(read, start, close)
             if what is not None:
                 self.found.out_of_scope.append(what)

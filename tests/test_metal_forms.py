@@ -131,8 +131,11 @@ def test_thread_attributes_may_stand_outside_of_kernels(msl):
         "uint at [[thread_position_in_grid]];\nushort2 lane [[thread_position_in_threadgroup]];\n"
         "kernel void f(device float* x) { x[at] = at + 10 * lane.x; }\n"
         "kernel void g(device float* x, uint at [[thread_position_in_threadgroup]]) { x[at] = at; }\n"
-        "kernel void h() { }"
+        "kernel void h() { }\n"
+        "struct S { uint i; S(uint i_ [[thread_index_in_simdgroup]]) : i(i_) { } };\n"
+        "kernel void k(device float* x, uint i [[thread_position_in_grid]]) { S s(i); x[s.i] = 1; }"
     )
+    assert library.k(mx.zeros(2), grid=2).tolist() == [1, 1]
     assert library.f(mx.zeros(4), grid=4, threadgroup=2).tolist() == [0, 11, 2, 13]
     assert library.g(mx.zeros(4), grid=4, threadgroup=2).tolist() == [0, 1, 0, 0]
 

@@ -406,7 +406,9 @@ class _Scanner:
                     self.bit_fields.add(name.text)
 
     def _input(self, head: Sequence[Token]) -> bool:
-        """``uint3 at [[thread_position_in_grid]];`` outside of functions: an input of kernels that name it."""
+        """``uint3 at [[thread_position_in_grid]];`` outside of functions: an input where it is named."""
+        if any(t.text in ("{", "(", "=") for t in head):
+            return False
         attribute = next((t.text for t in head if t.text in THREAD_ATTRIBUTES), None)
         plain = [t for t in head if t.text not in ("[[", "]]", attribute)]
         name = declarator(plain)

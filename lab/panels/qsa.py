@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 import ipywidgets as widgets
+import numpy as np
 
 from .. import systems
 from ..errors import ArgumentError
@@ -18,7 +19,7 @@ from ..qsa.plans import plans
 from ..qsa.session import Session
 from ..qsa.sizes import MAX_TOKENS, PATHS, Sizes
 from ..systems import Step, Trace
-from ..views import radix
+from ..views import cells, chunks, deviation, radix, selection
 from .figures import Shown
 from .panel import Panel
 
@@ -244,11 +245,57 @@ class Subject:
 
     def figures(self, trace: Trace, position: int, dark: bool) -> list[Shown]:
         """The views that go with the dispatch just run, or the error of a buffer."""
-        return []
+        token = self._focused(trace, position)
+        if self.buffer.value:
+            return self._error(trace, position, dark)
+        writes = trace[position - 1].dispatch.writes if position else ()
+        if {"part", "xp"} & set(writes):
+            return self._attention(trace, position, token, dark)
+        chosen = readings.chosen(trace, position, token)
+        scores = Shown(
+            selection.block_scores(chosen, dark=dark),
+            f"Block scores of token {token}. {readings.selection_words(chosen)}",
+        )
+        if "ids" not in writes:
+            return [scores]
+        along = Shown(
+            cells.chosen_cells(chosen, dark=dark),
+            f"Chosen cells of token {token}. {readings.list_words(chosen)}",
+        )
+        if chosen.selection is None or chosen.selection.cut is None:
+            return [scores, along]
+        passes = Shown(
+            selection.radix_passes(chosen.selection, dark=dark),
+            f"Histograms of the radix passes for token {token}: they end at key "
+            f"0x{chosen.selection.cut.key:08X}.",
+        )
+        return [scores, along, passes]
+
+    def _attention(self, trace: Trace, position: int, token: int, dark: bool) -> list[Shown]:
+        head = int(self.head.value)
+        masses = readings.chunk_masses(trace, position, token)
+        weights = readings.cell_weights(trace, position, token, head)
+        n_kv = int(trace.about["cells"]) + token + 1
+        largest = np.abs(masses.shares - masses.reference_shares)[head].max()
+        off = "" if np.isnan(largest) else f" They are off by {largest:.1e} at most."
+        told = f"head {head} of token {token}, by the kernel and by the reference"
+        return [
+            Shown(chunks.chunk_shares(masses, head, dark=dark), f"Shares of the chunks, {told}.{off}"),
+            Shown(chunks.cell_shares(weights, n_kv, dark=dark), f"Attention along the cells, {told}."),
+        ]
+
+    def _error(self, trace: Trace, position: int, dark: bool) -> list[Shown]:
+        """Of the buffer chosen, as the last dispatch that wrote it left it."""
+        name = str(self.buffer.value)
+        step = next((s for s in reversed(trace[:position]) if name in s.dispatch.writes), None)
+        if step is None:
+            return []
+        told = f"Error of {name} after dispatch {step.number}, {step.kernel}."
+        return [Shown(deviation.of_step(step, name, dark=dark), told)]
 
 
 BUFFERS = ("scores", "ids", "part", "xp", "kq", "ksc", "vq", "vsc")
-_WRAP = widgets.Layout(flex_flow="row wrap", align_items="center")
+_WRAP = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="0 10px")
 _DESCRIBED = {"description_width": "initial"}  # else long names are cut off
 
 

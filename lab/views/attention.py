@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["attention_split", "attention_weights"]
 
 PARTS = ("sinks", "window", "chunk", "far")
-COLOURS = tuple(OKABE_ITO[name] for name in ("purple", "blue", "green", "orange"))
-DARK_COLOURS = tuple(OKABE_ITO[name] for name in ("purple", "sky", "green", "orange"))
+# Purple as Okabe and Ito have it comes too near to green for deuteranopes.
+_SINKS = "#9B3F75"
+COLOURS = (_SINKS, *(OKABE_ITO[name] for name in ("blue", "green", "orange")))
+DARK_COLOURS = (_SINKS, *(OKABE_ITO[name] for name in ("sky", "green", "orange")))
 ROWS = 96  # that the split shows, at most
 FAR = len(PARTS) - 1
 
@@ -67,7 +69,7 @@ def attention_weights(weights: Weights, *, dark: bool = False) -> go.Figure:
         title,
         dark,
         height=320,
-        margin={"t": 58, "r": 54},
+        margin={"t": 58, "r": 54, "l": 68},
         barmode="overlay",
         xaxis={
             "domain": across[0], "anchor": "y2", "range": [-0.7, len(near) - 0.3], "showgrid": False,
@@ -204,7 +206,7 @@ def _split_of_one(weights: Weights, kernel: np.ndarray, reference: np.ndarray, d
                 "insidetextanchor": "middle",
                 "textangle": 0,
                 "constraintext": "none",
-                "textfont": {"color": "#000000" if part != 1 or dark else "#ffffff"},
+                "textfont": {"color": "#ffffff" if part == 0 or (part == 1 and not dark) else "#000000"},
                 "customdata": [told, told],
                 "hovertemplate": f"<b>{name}</b><br>kernel %{{customdata[0]:.7g}}<br>"
                 "reference %{customdata[1]:.7g}<br>difference %{customdata[2]:.2e}<extra></extra>",

@@ -8,11 +8,12 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ..qsa.readings import Cellweights, Masses
+from .style import REFERENCE, figure, kernel_colour
 
 __all__ = ["cell_shares", "chunk_shares"]
 
 SPANS = 256  # of the cell axis, at most
-_KERNEL, _REFERENCE = "#0072b2", "#d55e00"  # of the palette of Okabe and Ito
+_ROOM, _LEGEND = {"t": 60}, {"y": 0.9}  # for a legend below the title
 
 
 def chunk_shares(masses: Masses, head: int, *, dark: bool = False) -> go.Figure:
@@ -36,7 +37,7 @@ def chunk_shares(masses: Masses, head: int, *, dark: bool = False) -> go.Figure:
             "type": "bar",
             "name": "kernel",
             "y": masses.shares[head],
-            "marker": {"color": _KERNEL},
+            "marker": {"color": kernel_colour(dark)},
             **told(masses.maxima, masses.sums),
         },
         {
@@ -44,16 +45,19 @@ def chunk_shares(masses: Masses, head: int, *, dark: bool = False) -> go.Figure:
             "name": "reference",
             "mode": "markers",
             "y": masses.reference_shares[head],
-            "marker": {"color": _REFERENCE, "symbol": "diamond-open", "size": 7},
+            "marker": {"color": REFERENCE, "symbol": "diamond-open", "size": 7},
             **told(masses.reference_maxima, masses.reference_sums),
         },
     ]
-    return _figure(
+    return figure(
         data,
         f"Token {masses.token}, head {head}: attention by chunk of {masses.length} cells",
-        "chunk",
-        "share of the attention",
         dark,
+        height=250,
+        margin=_ROOM,
+        legend=_LEGEND,
+        xaxis={"title": {"text": "chunk"}, "tickformat": "d", "showgrid": False},
+        yaxis={"title": {"text": "share of the attention"}, "rangemode": "tozero"},
     )
 
 
@@ -83,7 +87,7 @@ def cell_shares(weights: Cellweights, n_kv: int, *, dark: bool = False) -> go.Fi
             "name": "kernel",
             "x": middle,
             "y": added(weights.kernel),
-            "marker": {"color": _KERNEL, "line": {"width": 0}},
+            "marker": {"color": kernel_colour(dark), "line": {"width": 0}},
             "customdata": cells,
             "hovertemplate": hover,
         },
@@ -91,7 +95,7 @@ def cell_shares(weights: Cellweights, n_kv: int, *, dark: bool = False) -> go.Fi
             "type": "scatter",
             "name": "reference",
             "mode": "lines",
-            "line": {"shape": "hvh", "width": 1, "color": _REFERENCE},
+            "line": {"shape": "hvh", "width": 1, "color": REFERENCE},
             "x": middle,
             "y": added(weights.reference),
             "customdata": cells,
@@ -99,30 +103,13 @@ def cell_shares(weights: Cellweights, n_kv: int, *, dark: bool = False) -> go.Fi
         },
     ]
     of = "each cell" if span == 1 else f"every {span} cells"
-    return _figure(
+    return figure(
         data,
         f"Token {weights.token}, head {weights.head}: attention along the cells",
-        f"cell (of 0 to {n_kv - 1})",
-        f"share of {of}",
         dark,
+        height=250,
+        margin=_ROOM,
+        legend=_LEGEND,
+        xaxis={"title": {"text": f"cell (of 0 to {n_kv - 1})"}, "tickformat": "d", "showgrid": False},
+        yaxis={"title": {"text": f"share of {of}"}, "rangemode": "tozero"},
     )
-
-
-def _figure(data: list[Any], title: str, x: str, y: str, dark: bool) -> go.Figure:
-    ink, lines = ("#e0e0e0", "#555555") if dark else ("#222222", "#dddddd")
-    axis = {"gridcolor": lines, "zerolinecolor": lines, "linecolor": lines}
-    layout = {
-        # plotly's own templates take five times as long as all the rest of a figure.
-        "template": "none",
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"color": ink},
-        "title": {"text": title, "font": {"size": 14}},
-        "xaxis": {"title": {"text": x}, **axis},
-        "yaxis": {"title": {"text": y}, "rangemode": "tozero", **axis},
-        "height": 260,
-        "margin": {"l": 60, "r": 20, "t": 40, "b": 45},
-        "bargap": 0.15,
-        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
-    }
-    return go.Figure(data=data, layout=layout)

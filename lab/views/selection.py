@@ -121,7 +121,7 @@ def block_scores(chosen: Chosen, *, dark: bool = False) -> go.Figure:
         title,
         dark,
         height=330,
-        margin={"t": 76},
+        margin={"t": 76, "l": 68},
         shapes=shapes,
         annotations=notes,
         xaxis={
@@ -159,7 +159,7 @@ def _points(
         mine = shown[classes[shown] == number]
         if not len(mine):
             continue
-        size = 8 if number in (_TIE, _TIE_LEFT) else 4.5
+        size = 8 if number in (_TIE, _TIE_LEFT) else 4.5 if len(shown) > 96 else 7
         marker: dict[str, Any] = {
             "color": colours[number],
             "symbol": symbol,

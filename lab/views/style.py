@@ -198,10 +198,11 @@ def around_zero(values: np.ndarray) -> dict[str, Any]:
     reach = extent(values)
     step = 10.0 ** np.floor(np.log10(reach))
     tick = float(np.floor(reach / step) * step)
+    told = f"{tick:.0g}".replace("e-0", "e-")
     return {
         "range": [-1.25 * reach, 1.25 * reach],
         "tickvals": [-tick, 0, tick],
-        "ticktext": [f"−{tick:.0g}", "0", f"{tick:.0g}"],
+        "ticktext": [f"−{told}", "0", told],
     }
 
 

@@ -53,6 +53,7 @@ def headers() -> list[str]:
     return [name for name in found if "nax" not in name]  # those need Metal 4's tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", headers() if INCLUDE.is_dir() else [])
 def test_header_compiles(header):
     kernel = lab.metal_kernel(

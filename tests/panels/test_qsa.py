@@ -296,6 +296,72 @@ def test_arrays_that_do_not_fit_are_refused_in_place() -> None:
     assert panel.message.value == "" and panel.slider.max == END
 
 
+# ---- views ---------------------------------------------------------------------------------------------
+
+
+def labels(panel: Panel) -> list[str]:
+    return [figure["label"] for figure in panel.figures.figures]
+
+
+def test_views_go_with_the_step(panel: Panel) -> None:
+    for position in (0, 1, SCORE):
+        panel.position = position
+        (scores,) = labels(panel)
+        assert scores.startswith("Block scores of token 0. ")
+    assert "The cut is at key" in scores
+    panel.position = SELECT
+    scores, cells, passes = labels(panel)
+    assert "element for element: 19 hits" in cells and passes.startswith("Histograms of the radix passes")
+    for position in (ATTEND, END):
+        panel.position = position
+        by_chunk, along = labels(panel)
+        assert by_chunk.startswith(
+            "Shares of the chunks, head 0 of token 0, by the kernel and by the reference. "
+        )
+        assert along.startswith("Attention along the cells, head 0 of token 0")
+    of(panel).numbers["cells"].value = 10
+    panel.position = SELECT
+    assert len(labels(panel)) == 2, "without a cut there are no passes"
+
+
+def test_views_follow_the_focus(panel: Panel) -> None:
+    panel.position = END
+    of(panel).head.value = 17
+    of(panel).token.value = 1
+    assert all("head 17 of token 1" in label for label in labels(panel))
+    of(panel).buffer.value = "scores"
+    (error,) = labels(panel)
+    assert error == "Error of scores after dispatch 2, qsa_score."
+    panel.position = SCORE - 1
+    assert labels(panel) == [], "nobody has written it"
+    of(panel).buffer.value = "kq"
+    assert labels(panel) == ["Error of kq after dispatch 0, qsa_quant."]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "right", "wrong"),
+    [
+        ("qsa_score", "*score = best;", "*score = block == 2 ? NAN : best;"),
+        ("qsa_score", "*score = best;", "*score = block % 2 ? INFINITY : -INFINITY;"),
+        ("qsa_topk2", "list[at + c] = int(4 * block + c)", "list[at + c] = int(99 - 40 * block)"),
+        ("qsa_topk2", "list[at + c] = int(4 * block + c)", "list[at + c + 100000000] = 0"),
+        ("qsa_quant", "sc[group] = scale;", "sc[group] = half(NAN);"),
+    ],
+)
+def test_states_and_views_of_broken_kernels_are_shown(kernel: str, right: str, wrong: str) -> None:
+    session = lab.qsa.session()
+    text = session.source(kernel)
+    assert right in text
+    session.replace(text.replace(right, wrong), kernel)
+    panel = small_panel(session)
+    assert panel.first_deviating() is not None
+    for position in range(panel.slider.max + 1):
+        for buffer in ("", "scores", "ids", "part", "xp"):
+            panel.position = position
+            of(panel).buffer.value = buffer
+            assert "Token 0" in panel.state.value
+
+
 # ---- opening -------------------------------------------------------------------------------------------
 
 

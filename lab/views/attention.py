@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
+from ..o1.readings import PARTS, Weights
 from .style import OKABE_ITO, around_zero, centred, domains, extent, figure, heading, ink, note
-
-if TYPE_CHECKING:
-    from ..o1.readings import Weights
 
 __all__ = ["attention_split", "attention_weights"]
 
-PARTS = ("sinks", "window", "chunk", "far")
 # Purple as Okabe and Ito have it comes too near to green for deuteranopes.
 _SINKS = "#9B3F75"
 COLOURS = (_SINKS, *(OKABE_ITO[name] for name in ("blue", "green", "orange")))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
+from ..o1.data import ApproximationError
+from ..o1.readings import Gains, Masses
 from .style import (
     OKABE_ITO,
     REFERENCE,
@@ -24,10 +26,6 @@ from .style import (
     pooled,
     sequence,
 )
-
-if TYPE_CHECKING:
-    from ..o1.data import ApproximationError
-    from ..o1.readings import Gains, Masses
 
 __all__ = ["approximation", "approximation_over_rows", "far_gains", "masses"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,23 +11,20 @@ import pytest
 pytest.importorskip("plotly")
 
 from lab.o1.data import ApproximationError
+from lab.o1.readings import Gains, Masses
 from lab.views import approximation, approximation_over_rows, far_gains, masses
 from lab.views.far import POINTS, STEPS
 
 
-def gains(kernel: Any, reference: Any, first: int = 32) -> Any:
-    """Stands for ``lab.o1.readings.Gains``."""
+def gains(kernel: Any, reference: Any, first: int = 32) -> Gains:
     kernel, reference = np.array(kernel, float), np.array(reference, float)
-    shares = {"far_share_kernel": kernel.sum(1), "far_share_reference": reference.sum(1)}
-    return SimpleNamespace(head=1, first=first, kernel=kernel, reference=reference, **shares)
+    return Gains(1, first, kernel, reference, kernel.sum(1), reference.sum(1))
 
 
-def holding(maxima: Any, sums: Any, rows: Any = None) -> Any:
-    """Stands for ``lab.o1.readings.Masses``, right to the bit."""
+def holding(maxima: Any, sums: Any) -> Masses:
+    """After chunks of 4 tokens, and right to the bit."""
     maxima, sums = np.array(maxima, float), np.array(sums, float)
-    rows = 4 * np.arange(1, len(maxima) + 1) if rows is None else rows
-    reference = {"reference_maxima": maxima, "reference_masses": sums}
-    return SimpleNamespace(head=1, rows=rows, maxima=maxima, masses=sums, **reference)
+    return Masses(1, 4 * np.arange(1, len(maxima) + 1), maxima, sums, maxima, sums)
 
 
 def maps(figure: Any) -> list[Any]:
@@ -95,9 +92,7 @@ def test_maxima_and_masses_are_points_over_the_tokens_pushed() -> None:
 
 
 def test_a_deviation_of_the_masses_is_told_as_a_share_of_the_largest() -> None:
-    given = holding([[1, 2]], [[1, 4]])
-    given.masses = np.array([[1.0, 3.0]])
-    figure = masses(given)
+    figure = masses(replace(holding([[1, 2]], [[1, 4]]), masses=np.array([[1.0, 3.0]])))
     assert list(points(figure, "z", "x3").y) == [0, -0.25] and not points(figure, "M", "x3").y.any()
 
 

@@ -166,7 +166,7 @@ def test_quant_writes_the_cells_of_the_call_and_no_others(rng: np.random.Generat
         for name, new in ((q, wanted.q), (scale, wanted.scale)):
             assert got[name].defined.all()
             sure = got[name].magnitude[9:12] == 0  # a number may happen to be undecided
-            assert sure.mean() > 0.98
+            assert (~sure).sum() <= max(1, 0.02 * sure.size)
             assert np.array_equal(got[name].values[9:12][sure], new[sure])
             others = [*range(9), *range(12, z.max_cells)]
             assert np.array_equal(got[name].values[others], buffers[name][others])

@@ -29,18 +29,19 @@ SETTINGS = settings(
 
 
 def for_all(
-    few: int, many: int, check: Callable[..., dict[str, Any]]
+    few: int, many: int, strategies: Callable[[bool], dict[str, Any]]
 ) -> Callable[[Callable[..., None]], Callable[[int], None]]:
-    """Makes a test of ``few`` examples, and a slow one of ``many``, of a function of what is drawn: ``check``
-    gives the strategies, for any constants (True) or for some that are compiled already."""
+    """Makes a test of ``few`` examples, and a slow one of ``many``, of a function of what is drawn.
 
-    def decorate(function: Callable[..., None]) -> Callable[[int], None]:
+    ``strategies`` gives what to draw by name: for any constants (True), or for some few.
+    """
+
+    def decorate(check: Callable[..., None]) -> Callable[[int], None]:
         @pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.slow)])
         def test(examples: int) -> None:
-            drawn = check(examples == many)
-            settings(SETTINGS, max_examples=examples)(given(**drawn)(function))()
+            settings(SETTINGS, max_examples=examples)(given(**strategies(examples == many))(check))()
 
-        test.__name__, test.__doc__ = function.__name__, function.__doc__
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
         return test
 
     return decorate
@@ -175,7 +176,7 @@ def chosen(trace: lab.systems.Trace) -> list[np.ndarray]:
 # ---- the definition ------------------------------------------------------------------------------------
 
 
-@for_all(30, 250, lambda any_constants: {"case": cases(all_sizes(any_constants))})
+@for_all(30, 100, lambda any_constants: {"case": cases(all_sizes(any_constants))})
 def test_any_calls_give_the_definition(case: Case) -> None:
     cache, *inputs = case.layer()
     trace = lab.qsa.trace(cache, *inputs, **case.how)
@@ -195,7 +196,7 @@ def test_any_calls_give_the_definition(case: Case) -> None:
         assert off(lab.qsa.output(trace), exact) <= TOLERANCE
 
 
-@for_all(20, 150, lambda any_constants: {"case": cases(all_sizes(any_constants)), "guarded": st.booleans()})
+@for_all(20, 60, lambda any_constants: {"case": cases(all_sizes(any_constants)), "guarded": st.booleans()})
 def test_a_run_is_its_trace_bit_for_bit(case: Case, guarded: bool) -> None:
     cache, *inputs = case.layer()
     trace = session(guarded).trace(cache, *inputs, **case.how)
@@ -212,7 +213,7 @@ def test_a_run_is_its_trace_bit_for_bit(case: Case, guarded: bool) -> None:
 # ---- one against the other -----------------------------------------------------------------------------
 
 
-@for_all(25, 150, lambda any_constants: {"case": cases(all_sizes(any_constants), FEW), "data": st.data()})
+@for_all(25, 60, lambda any_constants: {"case": cases(all_sizes(any_constants), FEW), "data": st.data()})
 def test_how_tokens_come_in_calls_does_not_matter(case: Case, data: st.DataObject) -> None:
     cache, *inputs = case.layer()
     path = data.draw(st.sampled_from(paths_of(case.sizes)))
@@ -229,7 +230,7 @@ def test_how_tokens_come_in_calls_does_not_matter(case: Case, data: st.DataObjec
         np.testing.assert_array_equal(mixed.arrays[name], array)
 
 
-@for_all(25, 150, lambda any_constants: {"case": cases(all_sizes(any_constants), FEW)})
+@for_all(25, 60, lambda any_constants: {"case": cases(all_sizes(any_constants), FEW)})
 def test_all_versions_agree_to_rounding(case: Case) -> None:
     cache, *inputs = case.layer()
     traces = {path: lab.qsa.trace(cache, *inputs, path=path) for path in paths_of(case.sizes)}
@@ -240,7 +241,7 @@ def test_all_versions_agree_to_rounding(case: Case) -> None:
         assert off(lab.qsa.output(other), lab.qsa.output(first)) <= TOLERANCE
 
 
-@for_all(30, 300, lambda any_constants: {"case": cases(all_sizes(any_constants)), "data": st.data()})
+@for_all(30, 200, lambda any_constants: {"case": cases(all_sizes(any_constants)), "data": st.data()})
 def test_a_cache_built_in_parts_is_that_of_one_go(case: Case, data: st.DataObject) -> None:
     keys, values = case.numbers()
     whole = Cache.of(case.sizes, keys, values)
@@ -329,7 +330,7 @@ def drawn_scores(_: bool) -> dict[str, Any]:
     return {"pos0": around, "rows": st.integers(1, 8), "room": st.integers(0, 9), "data": st.data()}
 
 
-@for_all(60, 1500, drawn_scores)
+@for_all(60, 600, drawn_scores)
 def test_any_scores_select_as_the_reference_does(
     pos0: int, rows: int, room: int, data: st.DataObject
 ) -> None:

@@ -140,7 +140,8 @@ def test_a_replaced_kernel_updates_the_open_panel_and_its_deviation_is_marked(su
 
 def test_a_fault_ends_the_trace_and_is_told(subject: ToySubject) -> None:
     panel = Panel(subject)
-    subject.session.replace(toy.SHIPPED.replace("x[u.first + i]", "x[u.first + i + 4000000]"), "toy_scale")
+    # Around what is written there is nothing; around what is read there may be something.
+    subject.session.replace(toy.SHIPPED.replace("y[i] = ", "y[i + 4000000] = "), "toy_scale")
     assert panel.slider.max == 1
     panel.step.click()
     assert "✗" in panel.status.value and "toy_scale" in panel.status.value

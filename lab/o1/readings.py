@@ -64,7 +64,7 @@ class Weights:
 
     ``columns`` says in words what each share goes to, ``parts`` (uint8) which of PARTS it belongs to. The
     shares are float64 of that length and add up to 1: ``kernel`` from the buffers that the kernels wrote, and
-    ``reference``. The last one is the far field's. NaN: not written yet.
+    ``reference``. The last one is that of the far field, which has ``evicted`` tokens. NaN: not written yet.
 
     The token path keeps nothing by column: ``kernel`` is then what the kernels gave to the column's stripe,
     split up in float64 from the keys in memory.
@@ -76,6 +76,7 @@ class Weights:
     parts: np.ndarray
     kernel: np.ndarray
     reference: np.ndarray
+    evicted: int = 0
 
     def split(self, side: str = "kernel") -> np.ndarray:
         """The shares of PARTS, float64 [4]; ``side`` is ``kernel`` or ``reference``."""
@@ -215,6 +216,7 @@ def weights(trace: Trace, position: int, row: int, head: int) -> Weights:
         np.repeat(np.arange(len(PARTS), dtype=np.uint8), counts),
         np.append(moment.near(row, head), far.denominator * far.inverse),
         np.full(len(columns), np.nan) if known is None else np.append(known[0], known[1].sum()),
+        tokens.start,
     )
 
 

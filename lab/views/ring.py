@@ -201,7 +201,8 @@ def _compact(ring: Ring, slots: np.ndarray, marks: _Marks, logical: bool) -> str
     said = f", a cell stands for {each} slots" if each > 1 else ""
     parts = [_begin(ring, left + ACROSS * _SMALL + 2, bottom + 32, logical, said)]
     ages, tokens = ring.ages.tolist(), ring.tokens.tolist()
-    colour, signs = None, []
+    colour: str | None = None
+    signs: list[str] = []
     for number, cell in enumerate(cells):
         x, y = left + number % ACROSS * _SMALL, number // ACROSS * _SMALL
         if not number % ACROSS:

@@ -78,6 +78,7 @@ class Weights:
     reference: np.ndarray
     evicted: int = 0
 
+    @_SILENTLY
     def split(self, side: str = "kernel") -> np.ndarray:
         """The shares of PARTS, float64 [4]; ``side`` is ``kernel`` or ``reference``."""
         shares = self.kernel if side == "kernel" else self.reference

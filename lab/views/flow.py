@@ -32,7 +32,7 @@ def flow_svg(flow: Flow) -> str:
     heights *= _HIGH / (float(heights.sum(0).max(initial=0)) or 1.0)
     wide = 40 if len(kept) <= 16 else 24
     width, base = wide * max(len(kept), _LEAST) + 8, _TOP + _HIGH
-    when = "" if not known else " after the chunk" if flow.committed else " as they will be after the chunk"
+    when = "" if not known else " after the chunk" if flow.committed else ", once committed"
     title = f"masses of the landmarks of head {flow.head}{when}"
     told = f"{title}: {', '.join(f'{x:.3g}' for x in total)}"
     parts = [

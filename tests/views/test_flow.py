@@ -61,7 +61,7 @@ def test_bars_are_what_was_there_and_what_is_brought() -> None:
 
 def test_it_says_whether_the_state_has_it_already() -> None:
     before, after = flow_svg(flow()), flow_svg(flow(committed=True))
-    assert texts(before)[-2] == "masses of the landmarks of head 2 as they will be after the chunk"
+    assert texts(before)[-2] == "masses of the landmarks of head 2, once committed"
     assert texts(after)[-2] == "masses of the landmarks of head 2 after the chunk"
     assert texts(after)[-1] == "■ what they had · ▨ brought by token 12"
     label = parsed(after).get("aria-label")

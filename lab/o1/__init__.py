@@ -16,9 +16,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..errors import LabError
 from ..kernel import Kernel, Library
 from ..systems import Compared, Replacement, Trace
-from . import data, reference
+from . import data, readings, reference
 from .plans import CONTRACTS, plan, plans, system
 from .reference import FarField, History
 from .session import Session, load_trace
@@ -42,8 +43,10 @@ __all__ = [
     "ideal",
     "load_trace",
     "mixing",
+    "panel",
     "plan",
     "plans",
+    "readings",
     "replace",
     "restore",
     "run",
@@ -94,6 +97,40 @@ def replace(source: str | Path | Library | Kernel, names: Any = None, **options:
 def restore(*names: str) -> tuple[str, ...]:
     """``Session.restore`` of the default session: shipped kernels back, those named or all."""
     return default_session().restore(*names)
+
+
+def panel(
+    state: State | None = None,
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
+    *,
+    session: Session | None = None,
+    sizes: Sizes | None = None,
+    rows: int | None = None,
+    chunks: int | None = None,
+    path: str = "chunk",
+    seed: int = 0,
+) -> Any:
+    """A panel that steps through the dispatches of ``session``, by default the default one; show it with
+    IPython's ``display`` or as the value of a cell.
+
+    Without ``state`` it opens on random data, as ``example`` makes them: of ``sizes``, ``rows`` of them, from
+    ``seed``. ``state``, ``q``, ``k`` and ``v`` are the user's own, as ``trace`` takes them; ``chunks`` is how
+    many rows a chunk has. Its form changes all of this, and has a layer's data on a text as well. Raises
+    ArgumentError for a path that there is not and for incomplete data, and LabError where the notebook
+    packages are not installed; impossible sizes are told of in the panel.
+    """
+    try:
+        from ..panels import o1
+    except ModuleNotFoundError as missing:
+        if (missing.name or "lab").partition(".")[0] == "lab":
+            raise
+        raise LabError(
+            f"A panel needs {missing.name}: pip install 'metal-kernel-lab[notebook]' brings it."
+        ) from None
+    how: dict[str, Any] = {"sizes": sizes, "rows": rows, "chunks": chunks, "path": path, "seed": seed}
+    return o1.panel(session or default_session(), state, q, k, v, **how)
 
 
 # ---- exact attention for comparison --------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ..o1.session import Session
 from ..o1.sizes import PATHS, TOKEN_DIMENSIONS, Sizes
 from ..o1.state import State
 from ..systems import Step, Trace
-from ..systems.plan import OUTPUT, SCRATCH, Plan
+from ..systems.plan import SCRATCH
 from ..views import attention, deviation, far
 from ..views.flow import flow_svg
 from ..views.ring import ring_svg
@@ -30,7 +30,8 @@ from .panel import Panel
 Given = tuple[State, Any, Any, Any]  # the state, q, k, v
 
 RANDOM, TEXT, YOURS = "random", "text", "yours"
-MOST_NUMBERS = 1 << 28  # of a trace: its kernel has to live with them
+MOST_ROWS = 8192  # that the panel makes up
+MOST_NUMBERS = 1 << 28  # of a trace: they have to fit into memory
 MOST_GROUPS = 12  # whose meta is told
 ROWS_SHOWN = 24  # of the split, at least
 RCOND = 0.01  # for the landmarks of a text: see ``State.sealed``
@@ -199,8 +200,8 @@ class Subject:
             self._affordable(state.sizes, int(np.shape(q)[0]) if np.ndim(q) else 0)
             return self._given, ()
         sizes, rows, seed = self._sizes(), int(self.numbers["rows"].value), int(self.seed.value)
-        if rows < 1:
-            raise ArgumentError(f"{rows} rows: the panel takes at least 1.")
+        if not 1 <= rows <= MOST_ROWS:
+            raise ArgumentError(f"{rows} rows: the panel takes 1 to {MOST_ROWS}.")
         if seed < 0:
             raise ArgumentError(f"{seed} as the seed: the panel takes 0 or more.")
         self._affordable(sizes, rows)
@@ -221,12 +222,17 @@ class Subject:
         return Sizes(**numbers, windows=tuple(map(int, text)) or None, scale=scale)
 
     def _affordable(self, sizes: Sizes, rows: int) -> None:
-        """Raise ArgumentError where a trace would not fit into memory, before any data is made."""
-        made = plans(sizes, rows, self._chunks, self.path.value)
-        numbers = sum(_numbers_of(plan) for plan in made)
+        """Raise ArgumentError where a trace would not fit into memory, before any data or plan is made."""
+        z = sizes
+        heads = z.nh * (z.m * (z.m + z.d) + 2 * rows * z.d)
+        numbers = heads + 2 * z.ng * z.d * (z.w + z.ns + z.m + rows)
+        if numbers <= MOST_NUMBERS:
+            every = plans(z, rows, self._chunks, self.path.value)
+            changing = (b for plan in every for b in plan.buffers.values() if b.role == SCRATCH)
+            numbers += sum(b.size for b in changing) + len(every) * z.nh * z.m * z.d
         if numbers > MOST_NUMBERS:
             raise ArgumentError(
-                f"A trace of these sizes takes about {numbers * 4 / 2**30:.1f} GiB: the panel goes up to "
+                f"A trace of these sizes takes {numbers * 4 / 2**30:.1f} GiB or more: the panel goes up to "
                 f"{MOST_NUMBERS * 4 / 2**30:g}. Take fewer rows, or smaller sizes."
             )
 
@@ -248,17 +254,20 @@ class Subject:
         self.views = _choice("views", [*_VIEWS, *errors], 250)
         self.row.observe(self._row_chosen, "value")
         for widget in (self.head, self.follow, self.order, self.views):
-            widget.observe(lambda _: self.on_focus(), "value")
+            widget.observe(self._chosen, "value")
         made = widgets.Box([self.row, self.follow, self.head, self.order, self.views], layout=_WRAP)
         made.add_class("metal-lab-focus")
         return made
 
+    def _chosen(self, _: Any) -> None:
+        if not self._quiet:
+            self.on_focus()
+
     def _row_chosen(self, change: Mapping[str, Any]) -> None:
-        if self._quiet:
-            return
-        if change["new"] not in self._rows:
-            self.follow.value = False  # a row of another chunk is to be seen
-        self.on_focus()
+        if not self._quiet:
+            with self._silently():  # a row of another chunk is to be seen
+                self.follow.value &= change["new"] in self._rows
+            self.on_focus()
 
     def _focused(self, trace: Trace, position: int) -> tuple[int, int]:
         """Row and head that are looked at: the row is one of the chunk of the dispatch just run, if it is to
@@ -354,8 +363,10 @@ class Subject:
         errors = readings.distances(trace, position)[:, group * hpg : (group + 1) * hpg]
         start = readings.rings(trace, 0)[group]
         first = start.window - start.length - start.far  # row that evicts
-        known = np.isfinite(errors).all(1)
-        shown = errors[: int(known.argmin()) if not known.all() else len(known)]
+        unknown = np.isnan(errors).any(1)
+        shown = errors[: int(unknown.argmax()) if unknown.any() else len(errors)]
+        if not len(shown):
+            return []
         figure = far.approximation_over_rows(shown, window=max(first, 0), dark=dark)
         return [Shown(figure, f"Distance of each row's output from exact attention, heads of group {group}.")]
 
@@ -409,8 +420,7 @@ def _meta(rings: Sequence[readings.Ring], group: int) -> str:
     first = max(0, min(group - MOST_GROUPS // 2, len(rings) - MOST_GROUPS))
     shown = rings[first : first + MOST_GROUPS]
     lines = [
-        f"<tr><th style='white-space:nowrap'>group {r.group}</th><td>{escape(readings.meta_words(r))}</td></tr>"
-        for r in shown
+        f"<tr><th>group&nbsp;{r.group}</th><td>{escape(readings.meta_words(r))}</td></tr>" for r in shown
     ]
     more = "" if len(shown) == len(rings) else f"<div class='dim'>of {len(rings)} groups</div>"
     return f"<table aria-label='meta in words'>{''.join(lines)}</table>{more}"
@@ -420,14 +430,6 @@ def _invariants(violated: Sequence[str]) -> str:
     if not violated:
         return "<div class='dim'>✓ length ≤ window, head in range, far count right</div>"
     return "".join(f"<div class='bad' role='alert'>✗ {escape(text)}</div>" for text in violated)
-
-
-def _numbers_of(plan: Plan) -> int:
-    """How many numbers a chunk adds to a trace: scratch, output and the landmarks' sums."""
-    buffers = plan.buffers.values()
-    changing = sum(b.size for b in buffers if b.role == SCRATCH or b.name == "t_hat")
-    rows = next(b.shape for b in buffers if b.role == OUTPUT)
-    return changing + plan.rows * 4 * int(np.prod(rows[1:]))
 
 
 @functools.cache

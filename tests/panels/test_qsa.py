@@ -377,6 +377,7 @@ def test_it_opens_on_the_specified_sizes_and_the_default_session() -> None:
 
 
 def test_without_the_notebook_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "panels", lab.panels)  # put back at the end, as the modules are
     for name in [name for name in sys.modules if name.startswith("lab.panels")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)

@@ -16,7 +16,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..errors import LabError
 from ..kernel import Kernel, Library
 from ..systems import Compared, Replacement, Trace
 from . import data, readings, reference
@@ -121,14 +120,8 @@ def panel(
     ArgumentError for a path that there is not and for incomplete data, and LabError where the notebook
     packages are not installed; impossible sizes are told of in the panel.
     """
-    try:
-        from ..panels import o1
-    except ModuleNotFoundError as missing:
-        if (missing.name or "lab").partition(".")[0] == "lab":
-            raise
-        raise LabError(
-            f"A panel needs {missing.name}: pip install 'metal-kernel-lab[notebook]' brings it."
-        ) from None
+    from ..panels import o1
+
     how: dict[str, Any] = {"sizes": sizes, "rows": rows, "chunks": chunks, "path": path, "seed": seed}
     return o1.panel(session or default_session(), state, q, k, v, **how)
 

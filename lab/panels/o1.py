@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -12,7 +11,7 @@ import ipywidgets as widgets
 import mlx.core as mx
 import numpy as np
 
-from .. import o1, systems
+from .. import o1
 from ..errors import ArgumentError
 from ..o1 import data, narration, readings
 from ..o1.plans import plans
@@ -21,10 +20,11 @@ from ..o1.sizes import PATHS, TOKEN_DIMENSIONS, Sizes
 from ..o1.state import State
 from ..systems import Step, Trace
 from ..systems.plan import SCRATCH
-from ..views import attention, deviation, far
+from ..views import attention, far
 from ..views.flow import flow_svg
 from ..views.ring import ring_svg
 from .figures import Shown
+from .form import DESCRIBED, Form, bounded, choice, error_of, focus_of, following, rows_of, whole
 from .panel import Panel
 
 Given = tuple[State, Any, Any, Any]  # the state, q, k, v
@@ -46,7 +46,7 @@ PRESETS: Mapping[str, Mapping[str, int]] = {
 OWN = "as set below"
 
 
-class Subject:
+class Subject(Form):
     """o1 with a form for its sizes and data: see ``lab.panels.panel.Subject``.
 
     ``given`` are the user's own state, q, k, v, as ``lab.o1.trace`` takes them. ``numbers`` are what the form
@@ -67,14 +67,10 @@ class Subject:
         path: str = "chunk",
         seed: int = 0,
     ) -> None:
-        self.session: systems.Session = session
+        super().__init__(session)
         self._recording = session.recording
-        self.on_change: Callable[[], None] = _nothing
-        self.on_focus: Callable[[], None] = _nothing
         self._given, self._scale = given, scale
         self._made: tuple[Any, tuple[Given, tuple[str, ...]]] | None = None
-        self._quiet = False
-        self._rows = range(0)
         self.form = self._build_form({**PRESETS["default"], **(numbers or {})}, windows or (), path, seed)
         self.focus = self._build_focus()
         self._adapt()
@@ -84,9 +80,9 @@ class Subject:
     def _build_form(
         self, first: Mapping[str, int], windows: Sequence[int], path: str, seed: int
     ) -> widgets.Widget:
-        self.preset = _choice("sizes", [*PRESETS, OWN], 280)
+        self.preset = choice("sizes", [*PRESETS, OWN], 280)
         self.numbers = {
-            name: _number(text, first[name], tip)
+            name: whole(text, first[name], tip)
             for name, text, tip in (
                 ("ng", "groups", "ng: KV heads"),
                 ("hpg", "heads per group", "hpg: query heads of a KV head"),
@@ -105,13 +101,13 @@ class Subject:
             tooltip="a window for each group, with commas between them; 0 for all of w",
             continuous_update=False,
             layout={"width": "230px"},
-            style=_DESCRIBED,
+            style=DESCRIBED,
         )
         kinds = [("random", RANDOM), ("a text, as MiniLM sees it", TEXT)]
-        self.path = _choice("path", [*_PATHS.items()], 180, path)
-        self.data = _choice("data", [*kinds, ("your own arrays", YOURS)] if self._given else kinds, 230)
+        self.path = choice("path", [*_PATHS.items()], 180, path)
+        self.data = choice("data", [*kinds, ("your own arrays", YOURS)] if self._given else kinds, 230)
         self.data.value = YOURS if self._given else RANDOM
-        self.seed = _number("seed", seed, "of the random numbers")
+        self.seed = whole("seed", seed, "of the random numbers")
         self.source = widgets.HTML()
         for widget in (*self.numbers.values(), self.windows, self.path, self.data, self.seed):
             widget.observe(self._changed, "value")
@@ -120,9 +116,7 @@ class Subject:
             [self.preset, *(self.numbers[name] for name in SIZES), self.windows],
             [self.numbers["rows"], self.numbers["chunk"], self.path, self.data, self.seed, self.source],
         )
-        made = widgets.VBox([widgets.Box(line, layout=_WRAP) for line in lines])
-        made.add_class("metal-lab-form")
-        return made
+        return rows_of(lines)
 
     def _take_preset(self, change: Mapping[str, Any]) -> None:
         if self._quiet or change["new"] not in PRESETS:
@@ -136,11 +130,6 @@ class Subject:
                 self.path.value = "chunk"
         self._adapt()
         self.on_change()
-
-    def _changed(self, _: Any) -> None:
-        if not self._quiet:
-            self._adapt()
-            self.on_change()
 
     def _adapt(self) -> None:
         """What does not count is greyed out, what the data fix is shown, and what the numbers amount to is
@@ -167,14 +156,6 @@ class Subject:
         self.windows.disabled = kind == YOURS
         self.source.value = f"<div class='ml dim'>{escape(_layer().source)}</div>" if kind == TEXT else ""
 
-    @contextmanager
-    def _silently(self) -> Iterator[None]:
-        before, self._quiet = self._quiet, True
-        try:
-            yield
-        finally:
-            self._quiet = before
-
     def begin(self) -> tuple[Trace, Iterator[Step]]:
         """A trace and the steps that record it. Raises ArgumentError for a form that makes no sense."""
         (state, *inputs), texts = self._data()
@@ -182,11 +163,8 @@ class Subject:
         trace, steps = self._recording(state, *inputs, chunks=chunks, path=path)
         if texts:
             trace.about["tokens"] = list(texts)
-        with self._silently():
-            for number, count in ((self.row, int(trace.about["rows"])), (self.head, state.sizes.nh)):
-                value, last = min(number.value, max(count - 1, 0)), max(count - 1, 0)
-                number.max = max(number.max, last)
-                number.value, number.max = value, last
+        self._bound(self.row, int(trace.about["rows"]))
+        self._bound(self.head, state.sizes.nh)
         return trace, steps
 
     @property
@@ -243,43 +221,17 @@ class Subject:
     # ---- the focus -------------------------------------------------------------------------------------
 
     def _build_focus(self) -> widgets.Widget:
-        self.row = _bounded("row", "whose attention is shown")
-        self.head = _bounded("head", "query head that is looked at, and with it its group")
-        self.follow = widgets.Checkbox(
-            True, description="follow the chunk", indent=False, layout={"width": "auto"}
-        )
+        self.row = self.number = bounded("row", "whose attention is shown")
+        self.head = bounded("head", "query head that is looked at, and with it its group")
+        self.follow = following("chunk")
         orders = [("both ways", "both"), ("as in memory", "memory"), ("in logical order", "logical")]
-        self.order = _choice("ring", orders, 170)
+        self.order = choice("ring", orders, 170)
         errors = [(f"error of {name}", name) for name in BUFFERS]
-        self.views = _choice("views", [*_VIEWS, *errors], 250)
-        self.row.observe(self._row_chosen, "value")
+        self.views = choice("views", [*_VIEWS, *errors], 250)
+        self.row.observe(self._number_chosen, "value")
         for widget in (self.head, self.follow, self.order, self.views):
             widget.observe(self._chosen, "value")
-        made = widgets.Box([self.row, self.follow, self.head, self.order, self.views], layout=_WRAP)
-        made.add_class("metal-lab-focus")
-        return made
-
-    def _chosen(self, _: Any) -> None:
-        if not self._quiet:
-            self.on_focus()
-
-    def _row_chosen(self, change: Mapping[str, Any]) -> None:
-        if not self._quiet:
-            with self._silently():  # a row of another chunk is to be seen
-                self.follow.value &= change["new"] in self._rows
-            self.on_focus()
-
-    def _focused(self, trace: Trace, position: int) -> tuple[int, int]:
-        """Row and head that are looked at: the row is one of the chunk of the dispatch just run, if it is to
-        follow it."""
-        self._rows = range(int(trace.about["rows"]))
-        if self.follow.value and position:
-            plan = trace[position - 1].plan
-            self._rows = range(plan.first, plan.first + plan.rows)
-            if self.row.value not in self._rows:
-                with self._silently():
-                    self.row.value = self._rows[-1]
-        return int(self.row.value), int(self.head.value)
+        return focus_of([self.row, self.follow, self.head, self.order, self.views])
 
     # ---- state and views -------------------------------------------------------------------------------
 
@@ -287,7 +239,7 @@ class Subject:
         """HTML: what the dispatch just run did, the ring, the masses, ``meta`` in words, what must hold."""
         if not trace.about["rows"]:
             return "<div class='ml'>There are no rows.</div>"
-        row, head = self._focused(trace, position)
+        row, head = self._looked_at(trace, position), int(self.head.value)
         rings = readings.rings(trace, position)
         mine = rings[head // (trace.about["sizes"]["hpg"])]
         drawn = []
@@ -307,10 +259,10 @@ class Subject:
         """The views that go with the dispatch just run, or those that were chosen."""
         if not trace.about["rows"]:
             return []
-        row, head = self._focused(trace, position)
+        row, head = self._looked_at(trace, position), int(self.head.value)
         chosen = str(self.views.value)
         if chosen in BUFFERS:
-            return self._error(trace, position, chosen, dark)
+            return error_of(trace, position, chosen, dark)
         if chosen == "distance":
             return self._distance(trace, position, head, dark)
         made = {
@@ -325,7 +277,7 @@ class Subject:
         names = _views_of(step)
         if names or step is None:
             return [made[name]() for name in names or ("attention",)]
-        return self._error(trace, position, step.dispatch.writes[0], dark)
+        return error_of(trace, position, step.dispatch.writes[0], dark)
 
     def _attention(self, trace: Trace, position: int, row: int, head: int, dark: bool) -> Shown:
         weights = readings.weights(trace, position, row, head)
@@ -370,14 +322,6 @@ class Subject:
         figure = far.approximation_over_rows(shown, window=max(first, 0), dark=dark)
         return [Shown(figure, f"Distance of each row's output from exact attention, heads of group {group}.")]
 
-    def _error(self, trace: Trace, position: int, name: str, dark: bool) -> list[Shown]:
-        """Of a buffer, as the last dispatch that wrote it left it."""
-        step = next((s for s in reversed(trace[:position]) if name in s.dispatch.writes), None)
-        if step is None:
-            return []
-        told = f"Error of {name} after dispatch {step.number}, {step.kernel}."
-        return [Shown(deviation.of_step(step, name, dark=dark), told)]
-
 
 _PATHS = {"chunk": "chunk", "matrix products": "matmul", "token": "token"}
 _VIEWS = (
@@ -392,8 +336,6 @@ BUFFERS = (
     "sc", "fs", "nm", "hd", "gn", "cf", "inv", "pz", "kp", "vp", "no", "part", "fo", "s", "mz", "t_hat",
     "out", "ring_k", "ring_v",
 )  # fmt: skip
-_WRAP = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="0 10px")
-_DESCRIBED = {"description_width": "initial"}  # else long names are cut off
 
 
 def _views_of(step: Step | None) -> tuple[str, ...]:
@@ -452,32 +394,6 @@ def _text(sizes: Sizes, rows: int) -> tuple[Given, tuple[str, ...]]:
     state = State.sealed(sizes, k[prefix], q[prefix], *sinks, rcond=RCOND)
     inputs = [mx.array(np.ascontiguousarray(x[ns : ns + rows])) for x in (q, k, v)]
     return (state, inputs[0], inputs[1], inputs[2]), layer.tokens[ns : ns + rows]
-
-
-def _nothing() -> None: ...
-
-
-def _choice(name: str, options: Sequence[Any], width: int, value: Any = None) -> widgets.Dropdown:
-    layout = {"width": f"{width}px"}
-    made = widgets.Dropdown(options=options, description=name, layout=layout, style=_DESCRIBED)
-    if value is not None:
-        made.value = value
-    return made
-
-
-def _number(name: str, value: int, tip: str) -> widgets.IntText:
-    return widgets.IntText(value, description=name, tooltip=tip, layout=_sized(name), style=_DESCRIBED)
-
-
-def _bounded(name: str, tip: str) -> widgets.BoundedIntText:
-    return widgets.BoundedIntText(
-        0, min=0, max=0, description=name, tooltip=tip, layout=_sized(name), style=_DESCRIBED
-    )
-
-
-def _sized(name: str) -> dict[str, str]:
-    """Room for the name and a number of five digits."""
-    return {"width": f"{70 + 8 * len(name)}px"}
 
 
 def panel(

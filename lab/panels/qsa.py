@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from html import escape
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import ipywidgets as widgets
 import numpy as np
 
-from .. import systems
 from ..errors import ArgumentError
 from ..qsa import data, readings
 from ..qsa.cache import Cache
@@ -19,8 +17,9 @@ from ..qsa.plans import plans
 from ..qsa.session import Session
 from ..qsa.sizes import MAX_TOKENS, PATHS, Sizes
 from ..systems import Step, Trace
-from ..views import cells, chunks, deviation, radix, selection
+from ..views import cells, chunks, radix, selection
 from .figures import Shown
+from .form import DESCRIBED, Form, bounded, choice, error_of, focus_of, following, rows_of, whole
 from .panel import Panel
 
 Given = tuple[Cache, Any, Any, Any, Any]  # the cache, qfull, qcur, k, v
@@ -39,7 +38,7 @@ PRESETS: Mapping[str, Mapping[str, int]] = {
 OWN = "as set below"
 
 
-class Subject:
+class Subject(Form):
     """QSA with a form for its sizes and data: see ``lab.panels.panel.Subject``.
 
     ``given`` are the user's own cache, qfull, qcur, k, v, as ``lab.qsa.trace`` takes them; ``needles`` the
@@ -49,13 +48,10 @@ class Subject:
     title = "QSA: sparse attention over an 8-bit cache"
 
     def __init__(self, session: Session, given: Given | None = None, needles: tuple[int, ...] = ()) -> None:
-        self.session: systems.Session = session
+        super().__init__(session)
         self._recording = session.recording
-        self.on_change: Callable[[], None] = _nothing
-        self.on_focus: Callable[[], None] = _nothing
         self._given, self._needles = given, needles
         self._made: tuple[Any, tuple[Given, tuple[int, ...]]] | None = None
-        self._quiet = False
         self.form = self._build_form()
         self.focus = self._build_focus()
         self._adapt()
@@ -64,9 +60,9 @@ class Subject:
 
     def _build_form(self) -> widgets.Widget:
         first = next(iter(PRESETS.values()))
-        self.preset = widgets.Dropdown(options=[*PRESETS, OWN], description="sizes", style=_DESCRIBED)
+        self.preset = widgets.Dropdown(options=[*PRESETS, OWN], description="sizes", style=DESCRIBED)
         self.numbers = {
-            name: _number("cells of context" if name == "cells" else name, first[name], tip)
+            name: whole("cells of context" if name == "cells" else name, first[name], tip)
             for name, tip in (
                 ("qh", "query heads"),
                 ("qkv", "KV heads"),
@@ -78,17 +74,15 @@ class Subject:
                 ("tokens", "new tokens"),
             )
         }
-        self.per_call = _number("tokens a call", MAX_TOKENS, f"1 to {MAX_TOKENS}")
-        self.path = widgets.Dropdown(
-            options=PATHS, value="v2", description="path", layout={"width": "100px"}, style=_DESCRIBED
-        )
+        self.per_call = whole("tokens a call", MAX_TOKENS, f"1 to {MAX_TOKENS}")
+        self.path = choice("path", PATHS, 100, "v2")
         sources = [("random", RANDOM), ("random, with needles", NEEDLES)]
         if self._given:
             sources.append(("your own arrays", YOURS))
         self.data = widgets.Dropdown(
-            options=sources, value=YOURS if self._given else RANDOM, description="data", style=_DESCRIBED
+            options=sources, value=YOURS if self._given else RANDOM, description="data", style=DESCRIBED
         )
-        self.seed = _number("seed", 0, "of the random numbers")
+        self.seed = whole("seed", 0, "of the random numbers")
         for widget in (*self.numbers.values(), self.per_call, self.path, self.data, self.seed):
             widget.observe(self._changed, "value")
         self.preset.observe(self._take_preset, "value")
@@ -98,9 +92,7 @@ class Subject:
             [self.preset, *constants, qd],
             [self.numbers["cells"], self.numbers["tokens"], self.per_call, self.path, self.data, self.seed],
         )
-        made = widgets.VBox([widgets.Box(line, layout=_WRAP) for line in lines])
-        made.add_class("metal-lab-form")
-        return made
+        return rows_of(lines)
 
     def _take_preset(self, change: Mapping[str, Any]) -> None:
         if not self._quiet and change["new"] in PRESETS:
@@ -108,12 +100,6 @@ class Subject:
                 for name, value in PRESETS[change["new"]].items():
                     self.numbers[name].value = value
             self.on_change()
-
-    def _changed(self, _: Any) -> None:
-        if self._quiet:
-            return
-        self._adapt()
-        self.on_change()
 
     def _adapt(self) -> None:
         """What does not count is greyed out, and what the form's numbers amount to is named."""
@@ -130,28 +116,14 @@ class Subject:
             widget.disabled = mine
         self.seed.disabled = mine
 
-    @contextmanager
-    def _silently(self) -> Iterator[None]:
-        before, self._quiet = self._quiet, True
-        try:
-            yield
-        finally:
-            self._quiet = before
-
     def begin(self) -> tuple[Trace, Iterator[Step]]:
         """A trace and the steps that record it. Raises ArgumentError for a form that makes no sense."""
         (cache, *inputs), needles = self._data()
         trace, steps = self._recording(cache, *inputs, tokens=self.per_call.value, path=self.path.value)
         if needles:
             trace.about["needles"] = list(needles)
-        with self._silently():
-            rows = int(trace.about["rows"])
-            self.token.max = max(self.token.value, rows - 1)
-            self.token.value = min(self.token.value, rows - 1)
-            self.token.max = rows - 1
-            heads = int(trace.about["sizes"]["qh"])
-            self.head.value = min(self.head.value, heads - 1)
-            self.head.max = heads - 1
+        self._bound(self.token, int(trace.about["rows"]))
+        self._bound(self.head, int(trace.about["sizes"]["qh"]))
         return trace, steps
 
     def _data(self) -> tuple[Given, tuple[int, ...]]:
@@ -186,51 +158,22 @@ class Subject:
     # ---- the focus -------------------------------------------------------------------------------------
 
     def _build_focus(self) -> widgets.Widget:
-        self.token = _bounded("token", "whose selection and attention are shown")
-        self.head = _bounded("head", "query head whose attention is shown")
-        self.pass_ = widgets.Dropdown(
-            options=[1, 2, 3, 4], description="pass", layout={"width": "100px"}, style=_DESCRIBED
-        )
-        self.follow = widgets.Checkbox(
-            True, description="follow the call", indent=False, layout={"width": "auto"}
-        )
-        self.buffer = widgets.Dropdown(
-            options=[("of the step", ""), *((f"error of {name}", name) for name in BUFFERS)],
-            description="views",
-            layout={"width": "200px"},
-            style=_DESCRIBED,
-        )
-        self.token.observe(self._token_chosen, "value")
+        self.token = self.number = bounded("token", "whose selection and attention are shown")
+        self.head = bounded("head", "query head whose attention is shown")
+        self.pass_ = choice("pass", [1, 2, 3, 4], 100)
+        self.follow = following("call")
+        errors = [(f"error of {name}", name) for name in BUFFERS]
+        self.buffer = choice("views", [("of the step", ""), *errors], 200)
+        self.token.observe(self._number_chosen, "value")
         for widget in (self.head, self.pass_, self.follow, self.buffer):
-            widget.observe(lambda _: self.on_focus(), "value")
-        made = widgets.Box([self.token, self.follow, self.head, self.pass_, self.buffer], layout=_WRAP)
-        made.add_class("metal-lab-focus")
-        return made
-
-    def _token_chosen(self, change: Mapping[str, Any]) -> None:
-        if self._quiet:
-            return
-        if change["new"] not in self._rows:
-            self.follow.value = False  # a token of another call is to be seen
-        self.on_focus()
-
-    def _focused(self, trace: Trace, position: int) -> int:
-        """The token that is looked at: one of the call of the dispatch just run, if it is to follow it."""
-        self._rows = range(int(trace.about["rows"]))
-        if not self.follow.value or not position:
-            return int(self.token.value)
-        plan = trace[position - 1].plan
-        self._rows = range(plan.first, plan.first + plan.rows)
-        if self.token.value not in self._rows:
-            with self._silently():
-                self.token.value = self._rows[-1]
-        return int(self.token.value)
+            widget.observe(self._chosen, "value")
+        return focus_of([self.token, self.follow, self.head, self.pass_, self.buffer])
 
     # ---- state and views -------------------------------------------------------------------------------
 
     def state(self, trace: Trace, position: int) -> str:
         """HTML: the call's arguments, the cut and the passes that find it, the kernel's list, the needles."""
-        token = self._focused(trace, position)
+        token = self._looked_at(trace, position)
         chosen = readings.chosen(trace, position, token, reference=False)
         lines = [
             ("Arguments", readings.arguments_words(trace, token)),
@@ -245,9 +188,9 @@ class Subject:
 
     def figures(self, trace: Trace, position: int, dark: bool) -> list[Shown]:
         """The views that go with the dispatch just run, or the error of a buffer."""
-        token = self._focused(trace, position)
+        token = self._looked_at(trace, position)
         if self.buffer.value:
-            return self._error(trace, position, dark)
+            return error_of(trace, position, str(self.buffer.value), dark)
         writes = trace[position - 1].dispatch.writes if position else ()
         if {"part", "xp"} & set(writes):
             return self._attention(trace, position, token, dark)
@@ -284,37 +227,8 @@ class Subject:
             Shown(chunks.cell_shares(weights, n_kv, dark=dark), f"Attention along the cells, {told}."),
         ]
 
-    def _error(self, trace: Trace, position: int, dark: bool) -> list[Shown]:
-        """Of the buffer chosen, as the last dispatch that wrote it left it."""
-        name = str(self.buffer.value)
-        step = next((s for s in reversed(trace[:position]) if name in s.dispatch.writes), None)
-        if step is None:
-            return []
-        told = f"Error of {name} after dispatch {step.number}, {step.kernel}."
-        return [Shown(deviation.of_step(step, name, dark=dark), told)]
-
 
 BUFFERS = ("scores", "ids", "part", "xp", "kq", "ksc", "vq", "vsc")
-_WRAP = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="0 10px")
-_DESCRIBED = {"description_width": "initial"}  # else long names are cut off
-
-
-def _nothing() -> None: ...
-
-
-def _number(name: str, value: int, tip: str) -> widgets.IntText:
-    return widgets.IntText(value, description=name, tooltip=tip, layout=_sized(name), style=_DESCRIBED)
-
-
-def _bounded(name: str, tip: str) -> widgets.BoundedIntText:
-    return widgets.BoundedIntText(
-        0, min=0, max=0, description=name, tooltip=tip, layout=_sized(name), style=_DESCRIBED
-    )
-
-
-def _sized(name: str) -> dict[str, str]:
-    """Room for the name and a number of five digits."""
-    return {"width": f"{70 + 8 * len(name)}px"}
 
 
 def _marked(chosen: readings.Chosen) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..errors import LabError
 from ..kernel import Kernel, Library
 from ..systems import Compared, Replacement, Trace
 from . import data, reference
@@ -108,14 +107,8 @@ def panel(*given: Any, session: Session | None = None) -> Any:
     qfull, qcur, k, v), or ``data.Needles``. Its form changes sizes, path and data. Raises LabError where the
     notebook packages are not installed.
     """
-    try:
-        from ..panels import qsa
-    except ModuleNotFoundError as missing:
-        if (missing.name or "lab").partition(".")[0] == "lab":
-            raise
-        raise LabError(
-            f"A panel needs {missing.name}: pip install 'metal-kernel-lab[notebook]' brings it."
-        ) from None
+    from ..panels import qsa
+
     return qsa.panel(session or default_session(), *given)
 
 

@@ -5,41 +5,20 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
 
 import lab
 import lab.o1
 from lab.o1 import Sizes, State, reference
+from tests.properties import for_all
 
 TOLERANCE = 2e-6  # of the largest output
-SETTINGS = settings(
-    derandomize=False,
-    print_blob=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    phases=[phase for phase in Phase if phase is not Phase.explain],
-)
-
-
-def for_all(few: int, many: int, **drawn: Any) -> Callable[[Callable[..., None]], Callable[[int], None]]:
-    """Makes a test of ``few`` examples, and a slow one of ``many``, of a function of what is ``drawn``."""
-
-    def decorate(check: Callable[..., None]) -> Callable[[int], None]:
-        @pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.slow)])
-        def test(examples: int) -> None:
-            settings(SETTINGS, max_examples=examples)(given(**drawn)(check))()
-
-        test.__name__, test.__doc__ = check.__name__, check.__doc__
-        return test
-
-    return decorate
 
 
 # ---- what is drawn -------------------------------------------------------------------------------------

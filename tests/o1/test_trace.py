@@ -10,6 +10,7 @@ import pytest
 
 import lab
 import lab.o1
+from tests.systems.planting import planted, remember_reference
 
 # Windows that differ, a ring that wraps, all three paths; head 1 has no far field (its denominator is 0).
 SIZES = lab.o1.Sizes(ng=2, hpg=2, d=128, w=40, ns=3, m=5, windows=(0, 33))
@@ -32,22 +33,8 @@ def clean() -> tuple[Layer, lab.systems.Trace]:
     """A run of the shipped kernels, whose reference also serves the runs with mistakes."""
     given = layer(4)
     trace = lab.o1.session().trace(*given, **HOW)
-    compute, known = trace.reference, {}
-
-    def remembered(of: lab.systems.Trace, chunk: int) -> Any:
-        if chunk not in known:
-            assert compute is not None
-            known[chunk] = compute(of, chunk)
-        return known[chunk]
-
-    trace.reference = remembered
+    remember_reference(trace)
     return given, trace
-
-
-def own_lines(kernel: str, text: str) -> slice:
-    """Where in ``text`` the kernel stands."""
-    start = text.index(f"kernel void {kernel}(")
-    return slice(start, text.index("\n}\n", start) + 3)
 
 
 SLOT = "{ return (head + x) % window; }"
@@ -110,15 +97,7 @@ def test_a_mistake_is_found_at_the_dispatch_that_has_it(
     given, reference = clean
     session = lab.o1.session()
     text = session.source(kernel)
-    where = own_lines(kernel, text)
-    mine = text[where]
-    changed = (
-        text[: where.start] + mine.replace(right, wrong) if right in mine else text.replace(right, wrong)
-    )
-    if right in mine:
-        changed += text[where.stop :]
-    assert changed != text, f"{kernel} has no {right!r} any more: plant this mistake anew"
-    session.replace(changed, names=kernel)
+    session.replace(planted(kernel, text, right, wrong), names=kernel)
     trace = session.trace(*given, **HOW)
     trace.reference = lambda of, chunk: reference.expected_of(chunk)
     found = trace.first_deviation()

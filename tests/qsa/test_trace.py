@@ -11,6 +11,7 @@ import pytest
 import lab
 import lab.qsa
 from lab.qsa import Cache, Sizes
+from tests.systems.planting import planted, remember_reference
 
 # Chunks of more than a simdgroup's cells and some of a few; calls from below the budget to beyond it.
 SIZES = Sizes(qh=24, qkv=2, qbudget=83, qch=40, qch2=8, qhg=2, max_cells=110)
@@ -53,32 +54,8 @@ def clean() -> tuple[Given, lab.systems.Trace]:
     them all buffers are the same."""
     given = layer(4)
     trace = lab.qsa.session().trace(*given, **HOW)
-    compute, known = trace.reference, {}
-
-    def remembered(of: lab.systems.Trace, chunk: int) -> Any:
-        if chunk not in known:
-            assert compute is not None
-            known[chunk] = compute(trace, chunk)
-        return known[chunk]
-
-    trace.reference = remembered
+    remember_reference(trace)
     return given, trace
-
-
-def own_lines(kernel: str, text: str) -> slice:
-    """Where in ``text`` the kernel stands."""
-    start = text.index(f"kernel void {kernel}(")
-    return slice(start, text.index("\n}\n", start) + 3)
-
-
-def planted(kernel: str, text: str, right: str, wrong: str) -> str:
-    """``text`` with a mistake in the kernel, or in what it uses."""
-    where = own_lines(kernel, text)
-    mine = text[where]
-    if right not in mine:
-        assert right in text, f"{kernel} has no {right!r} any more: plant this mistake anew"
-        return text.replace(right, wrong)
-    return text[: where.start] + mine.replace(right, wrong) + text[where.stop :]
 
 
 NEGATIVE = ("bits >> 31 ? ~bits", "bits >> 31 ? bits")

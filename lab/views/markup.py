@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
@@ -224,12 +223,3 @@ def source(kernel: str, text: str, origin: str, *, replaced: bool = False) -> st
 @functools.lru_cache(maxsize=256)
 def _highlighted(text: str) -> str:
     return highlight(text, CppLexer(), HtmlFormatter(nowrap=False))
-
-
-def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """An HTML table of ``rows``, whose keys are its columns."""
-    if not rows:
-        return ""
-    head = "".join(f"<th>{escape(str(name))}</th>" for name in rows[0])
-    lines = ["<tr>" + "".join(f"<td>{escape(str(v))}</td>" for v in row.values()) + "</tr>" for row in rows]
-    return f"<div class='ml'><table><tr>{head}</tr>{''.join(lines)}</table></div>"

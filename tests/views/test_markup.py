@@ -66,7 +66,6 @@ def test_every_piece_is_well_formed_at_every_position(session: systems.Session) 
         words(markup.changes(step))
         words(markup.deviations(step))
     words(markup.source("toy_scale", toy.SHIPPED, "as shipped"))
-    words(markup.table([{"a<b": "1&2"}]))
 
 
 def test_the_timeline_shows_the_chunks_around_the_position(session: systems.Session) -> None:
